@@ -1,0 +1,76 @@
+"""``loopctl stop``, ``abort`` and ``flush``: what one does to a session that is open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+import msgspec
+
+from loop_protocol.v1.types import SessionState
+
+from ..exits import OK
+from ..reach import ANSWER, daemon
+from ..terminal import document, out_line
+from ..whereabouts import require_open
+
+_Decorator = Callable[[Any], Any]
+_WHICH: tuple[_Decorator, ...] = (
+    click.option("--session", metavar="PATH", help="The open session of this meta.json."),
+    click.option("--runtime", metavar="ID", help="The runtime with this id."),
+    click.option("--json", "json", is_flag=True, help="Print the method's result."),
+    click.pass_context,
+)
+
+
+def _options(command: Any) -> Any:
+    for option in reversed(_WHICH):
+        command = option(command)
+    return command
+
+
+@click.command()
+@_options
+def stop(ctx: click.Context, session: str | None, runtime: str | None, json: bool) -> int:
+    """Stop the run of this directory's session; its history so far is kept."""
+    with daemon(ctx, start=False) as client:
+        row = require_open(client, session=session, runtime=runtime, running=True)
+        state: SessionState = client.call("session/state", {"sessionId": row.session_id}, timeout=ANSWER)
+        if state.run is None:
+            return _told(b'{"stopped":false}', "nothing is running", json=json)
+        request = {"sessionId": row.session_id, "runId": state.run.run_id}
+        raw = client.call_raw("session/stop", request, timeout=ANSWER)
+    return _told(raw, "stopped" if _is_true(raw, "stopped") else "it was over already", json=json)
+
+
+@click.command()
+@_options
+def abort(ctx: click.Context, session: str | None, runtime: str | None, json: bool) -> int:
+    """Cancel the run and everything else that goes on in this directory's session."""
+    with daemon(ctx, start=False) as client:
+        row = require_open(client, session=session, runtime=runtime, running=True)
+        raw = client.call_raw("session/abort", {"sessionId": row.session_id}, timeout=ANSWER)
+    return _told(raw, "aborted" if _is_true(raw, "stopped") else "nothing was running", json=json)
+
+
+@click.command()
+@_options
+def flush(ctx: click.Context, session: str | None, runtime: str | None, json: bool) -> int:
+    """Write the conversation that could not be saved; nothing is run again."""
+    with daemon(ctx, start=False) as client:
+        row = require_open(client, session=session, runtime=runtime)
+        raw = client.call_raw("session/flush", {"sessionId": row.session_id}, timeout=ANSWER)
+    return _told(raw, "saved" if _is_true(raw, "flushed") else "nothing was unsaved", json=json)
+
+
+def _is_true(raw: bytes, name: str) -> bool:
+    return bool(msgspec.json.decode(raw).get(name))
+
+
+def _told(raw: bytes, text: str, *, json: bool) -> int:
+    if json:
+        document(raw)
+    else:
+        out_line(text)
+    return OK

@@ -1,0 +1,90 @@
+"""``loopctl status`` and ``loopctl drain``: the daemon as a whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import msgspec
+
+from loop_protocol.v1.methods import DrainResult, PendingSave, ServerStatus
+
+from ..exits import OK, REFUSED
+from ..reach import ANSWER, daemon
+from ..terminal import document, facts, note, out_line
+
+
+@click.command()
+@click.option("--json", "json", is_flag=True, help="Print the method's result.")
+@click.pass_context
+def status(ctx: click.Context, json: bool) -> int:
+    """Show what the daemon does. Exit code 69 if none runs."""
+    with daemon(ctx, start=False) as client:
+        raw = client.call_raw("server/status", timeout=ANSWER)
+    if json:
+        document(raw)
+    else:
+        _show(msgspec.json.decode(raw, type=ServerStatus))
+    return OK
+
+
+def _show(status: ServerStatus) -> None:
+    facts(
+        [
+            ("loopd", f"{status.version}, {'draining' if status.draining else 'serving'}"),
+            ("pid", status.pid),
+            ("up", _duration(status.uptime_ms // 1000)),
+            ("socket", status.socket),
+            ("data", status.data_dir),
+            ("connections", status.connections),
+            ("runtimes", status.runtimes),
+            ("sessions", status.sessions),
+            ("runs", status.runs),
+            ("approvals", status.pending_approvals or None),
+            ("not saved", len(status.pending_saves) or None),
+        ]
+    )
+    tell_unsaved(status.pending_saves)
+
+
+def tell_unsaved(pending: list[PendingSave]) -> None:
+    for one in pending:
+        note(f"not saved: {one.path or one.session_id}: {one.reason}; repair the cause, then run `loopctl flush`")
+
+
+def _duration(seconds: int) -> str:
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds // length} {unit}"
+    return f"{seconds} s"
+
+
+@click.command()
+@click.option("--deadline", type=click.FloatRange(min=0), metavar="S", help="Stop what still runs after S seconds.")
+@click.option("--exit", "exits", is_flag=True, help="End the daemon then.")
+@click.option("--rescue", is_flag=True, help="With --exit: also over unsaved work, after writing a rescue copy.")
+@click.option("--cancel", is_flag=True, help="Take work again.")
+@click.option("--json", "json", is_flag=True, help="Print the method's result.")
+@click.pass_context
+def drain(ctx: click.Context, deadline: float | None, exits: bool, rescue: bool, cancel: bool, json: bool) -> int:
+    """Let runs finish and take no new work; answers when all is quiet. Exit code 5 if something is unsaved."""
+    request: dict[str, Any] = {"exit": exits, "rescue": rescue, "cancel": cancel}
+    if deadline is not None:
+        request["deadlineMs"] = round(deadline * 1000)
+    with daemon(ctx, start=False) as client:
+        raw = client.call_raw("server/drain", request)
+    result = msgspec.json.decode(raw, type=DrainResult)
+    if json:
+        document(raw)
+    else:
+        out_line(_told(result))
+    tell_unsaved(result.pending_saves)
+    return REFUSED if result.pending_saves and not result.rescued else OK
+
+
+def _told(result: DrainResult) -> str:
+    if not result.draining:
+        return "the daemon takes work again"
+    ending = ", the daemon exits" if result.exiting else ""
+    rescued = "".join(f"\nrescue copy: {path}" for path in result.rescued)
+    return f"{'quiet' if result.quiet else f'{result.runs} runs go on'}{ending}{rescued}"

@@ -1,0 +1,62 @@
+"""Exit codes, and the failures that carry one. What each code means is part of the interface."""
+
+from __future__ import annotations
+
+OK = 0
+RUN_FAILED = 1
+USAGE = 2
+TIMED_OUT = 3
+NO_SESSION = 4
+REFUSED = 5
+UNREACHABLE = 69
+INTERRUPTED = 130
+
+_BY_KIND = {
+    "invalid_params": USAGE,
+    "method_not_found": USAGE,
+    "model_unavailable": USAGE,
+    "unsupported_input": USAGE,
+    "session_not_found": NO_SESSION,
+    "runtime_not_found": NO_SESSION,
+    "run_not_found": NO_SESSION,
+    "session_closed": NO_SESSION,
+    "draining": REFUSED,
+    "session_busy": REFUSED,
+    "approvals_pending": REFUSED,
+    "pending_save": REFUSED,
+    "save_failed": REFUSED,
+    "replacing": REFUSED,
+    "conflict": REFUSED,
+    "session_locked": REFUSED,
+    "unsupported_version": UNREACHABLE,
+}
+
+# What a person can do about a refusal that they can do something about.
+_REMEDY = {
+    "pending_save": "Repair the cause, then run `loopctl flush`.",
+    "save_failed": "It is kept in the daemon's memory. Repair the cause, then run `loopctl flush`.",
+    "session_busy": "Wait for it (`loopctl attach` watches), or end it with `loopctl stop`.",
+    "model_unavailable": "`loopctl models` shows what can be chosen, and why the rest cannot.",
+}
+
+
+def of_kind(kind: str) -> int:
+    """The exit code for an error answer of the daemon."""
+    return _BY_KIND.get(kind, RUN_FAILED)
+
+
+class Failure(Exception):
+    """Ends the command with this message on stderr and this exit code."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class OutputClosed(Exception):
+    """Nobody reads our output any more; whatever the daemon does goes on."""
+
+
+def refusal(kind: str, message: str) -> Failure:
+    remedy = _REMEDY.get(kind, "")
+    return Failure(f"{message}\n{remedy}" if remedy else message, of_kind(kind))

@@ -1,0 +1,114 @@
+"""Finds the session that a prompt goes to: opens one, or joins the one that is open already."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from loop_protocol.client import Client
+from loop_protocol.v1.errors import RpcError
+from loop_protocol.v1.methods import AttachResult, ReplaceResult, RuntimeOpenResult
+from loop_protocol.v1.types import SessionState
+
+from .reach import ANSWER
+from .terminal import note
+from .whereabouts import callers_environment, here
+
+# The runtime that a refusal names may be gone when we join it, and another one may be there then.
+TRIES = 5
+
+
+class Way(Enum):
+    """Which session: the current one of the workspace, or what an option says."""
+
+    CURRENT = "current"
+    NEW = "new"
+    CONTINUE = "continue"
+    PATH = "path"
+    MEMORY = "memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the command line asked for."""
+
+    way: Way
+    path: str | None
+    model: dict[str, str] | None
+    permission: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An attached runtime and its session, with model and permission as wished."""
+
+    runtime_id: str
+    state: SessionState
+
+
+def enter(client: Client, wish: Wish) -> Place:
+    """Open or join, set what was wished, attach. Raises :class:`RpcError`."""
+    for _ in range(TRIES - 1):
+        try:
+            return _enter(client, wish)
+        except RpcError as error:
+            if error.kind not in ("runtime_not_found", "session_closed", "replacing"):
+                raise
+    return _enter(client, wish)
+
+
+def _enter(client: Client, wish: Wish) -> Place:
+    runtime_id = _open_or_join(client, wish)
+    attached: AttachResult = client.call("runtime/attach", {"runtimeId": runtime_id}, timeout=ANSWER)
+    if attached.state is None:  # only an answer to `since` has none
+        raise RpcError("internal", "the daemon attached us without a snapshot")
+    _adjust(client, attached.state, wish)
+    return Place(runtime_id, attached.state)
+
+
+def _open_or_join(client: Client, wish: Wish) -> str:
+    """The runtime's id."""
+    try:
+        opened: RuntimeOpenResult = client.call("runtime/open", _request(wish), timeout=ANSWER)
+    except RpcError as error:
+        other = error.data.get("runtimeId")
+        if error.kind not in ("conflict", "session_locked") or not isinstance(other, str):
+            raise
+        return _renewed(client, other) if wish.way is Way.NEW else other
+    return opened.runtime_id
+
+
+def _renewed(client: Client, runtime_id: str) -> str:
+    replaced: ReplaceResult = client.call("runtime/newSession", {"runtimeId": runtime_id}, timeout=ANSWER)
+    return replaced.runtime_id
+
+
+def _request(wish: Wish) -> dict[str, Any]:
+    request: dict[str, Any] = {"cwd": here(), "env": callers_environment()}
+    match wish.way:
+        case Way.CURRENT | Way.NEW:
+            request["session"] = {"kind": "new"}
+        case Way.CONTINUE:
+            request["session"] = {"kind": "continue"}
+        case Way.MEMORY:
+            request |= {"session": {"kind": "memory"}, "runtimeId": "new"}
+        case Way.PATH:
+            request |= {"session": {"kind": "open", "path": os.path.abspath(wish.path or "")}, "runtimeId": "new"}
+    if wish.model:
+        request["model"] = wish.model
+    if wish.permission:
+        request["permission"] = wish.permission
+    return request
+
+
+def _adjust(client: Client, state: SessionState, wish: Wish) -> None:
+    """A session that was open already may have another model or permission than the one asked for."""
+    session = {"sessionId": state.session_id}
+    if wish.model and str(state.model) != f"{wish.model['provider']}/{wish.model['id']}":
+        client.call("session/setModel", session | {"model": wish.model}, timeout=ANSWER)
+        note(f"the session's model is now {wish.model['provider']}/{wish.model['id']} (it was {state.model})")
+    if wish.permission and state.permission != wish.permission:
+        client.call("session/setPermission", session | {"permission": wish.permission}, timeout=ANSWER)
+        note(f"the session's permission is now {wish.permission} (it was {state.permission})")

@@ -1,0 +1,126 @@
+"""Follows one run from its acceptance to its end, whatever happens in between, and gives the exit code."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from loop_protocol.client import Client, Notification
+from loop_protocol.v1.events import EventParams, EventsLost, RunSettled, RunStarted, SessionClosed
+from loop_protocol.v1.types import ErrorInfo, RunResult, SessionState
+
+from .exits import INTERRUPTED, OK, REFUSED, RUN_FAILED, TIMED_OUT, Failure
+from .interrupts import Interrupts
+from .reach import ANSWER
+from .terminal import note, out_line
+from .view import View, outcome
+
+
+@dataclass(slots=True)
+class Following:
+    """One run being watched. Events of other runs are not shown."""
+
+    client: Client
+    session_id: str
+    run_id: str
+    json: bool
+    view: View = field(default_factory=View)
+    ours: bool = False
+    closed: bool = False
+    stopped_by: int | None = None
+    result: RunResult | None = None
+
+    def until_settled(self, interrupts: Interrupts, *, deadline: float | None) -> RunResult:
+        while self.result is None:
+            # First what the person wants: a fast stream always has one more event.
+            if interrupts.asked:
+                self._stop(INTERRUPTED)
+            elif deadline is not None and time.monotonic() >= deadline:
+                self._stop(TIMED_OUT)
+            elif (notification := self.client.next_notification(timeout=0)) is not None:
+                self._take(notification)
+            else:
+                interrupts.wait(self.client, None if deadline is None else deadline - time.monotonic())
+        self.view.end_line()
+        return self.result
+
+    def _take(self, notification: Notification) -> None:
+        params = notification.params
+        if params is not None and params.session_id == self.session_id:
+            self.ours = self.ours or isinstance(params.event, EventsLost) or _begins(params, self.run_id)
+        if not self.ours:
+            return
+        if self.json:
+            out_line(notification.raw.decode())
+        if params is not None and params.session_id == self.session_id:
+            self._follow(params)
+
+    def _follow(self, params: EventParams) -> None:
+        if not self.json:
+            self.view.show(params)
+        match params.event:
+            case RunSettled(run_id=self.run_id) as settled:
+                self.result = RunResult(
+                    run_id=self.run_id, outcome=settled.outcome, saved=settled.saved, error=settled.error
+                )
+            case EventsLost():
+                self._look_whether_it_settled()
+            case SessionClosed(reason=reason):
+                error = ErrorInfo("session_closed", f"the session was closed: {reason}")
+                self.closed = True
+                self.result = RunResult(run_id=self.run_id, outcome="error", saved=True, error=error)
+
+    def _look_whether_it_settled(self) -> None:
+        """The end of the run may be among the events that were lost: nobody would tell it a second time."""
+        state: SessionState = self.client.call("session/state", {"sessionId": self.session_id}, timeout=ANSWER)
+        if state.run is None or state.run.run_id != self.run_id:
+            self._settle()
+
+    def _stop(self, code: int) -> None:
+        """Ask for the end, and take what comes until then; a run that was just over keeps its own outcome."""
+        request = {"sessionId": self.session_id, "runId": self.run_id}
+        try:
+            stopped = self.client.call("session/stop", request, timeout=ANSWER).stopped
+        except TimeoutError:
+            raise Failure(f"run {self.run_id} did not stop in {ANSWER:.0f} s and goes on", code) from None
+        self.stopped_by = code if stopped else OK
+        self._settle()
+
+    def _settle(self) -> None:
+        # The events up to the end were written before this answer (I-3), so they are here now.
+        result: RunResult = self.client.call("run/wait", {"runId": self.run_id}, timeout=ANSWER)
+        while self.result is None and (notification := self.client.next_notification(timeout=0)) is not None:
+            self._take(notification)
+        self.result = self.result or result
+
+
+def _begins(params: EventParams, run_id: str) -> bool:
+    return isinstance(params.event, RunStarted) and params.event.run_id == run_id
+
+
+def exit_code(following: Following, result: RunResult) -> int:
+    """Say how it ended, and with which code that is told. An unsaved conversation comes before anything else (S-25)."""
+    tell(following, result)
+    if not result.saved:
+        note("the conversation is not saved, the daemon keeps it in memory: repair the cause, then run `loopctl flush`")
+        return REFUSED
+    if following.stopped_by:
+        return following.stopped_by
+    match result.outcome:
+        case "success":
+            return OK
+        case "error" | "cancelled":
+            return RUN_FAILED
+        case _:
+            assert_never(result.outcome)
+
+
+def tell(following: Following, result: RunResult) -> None:
+    match following.stopped_by:
+        case code if code == INTERRUPTED:
+            note("stopped")
+        case code if code == TIMED_OUT:
+            note("stopped: the time given by --timeout is over")
+        case _ if not following.closed or following.json:
+            outcome(result.outcome, result.error)

@@ -1,0 +1,140 @@
+"""What a person sees of a session's events: the answer on stdout, tools and everything else on stderr."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from loop_protocol.v1.events import (
+    EventParams,
+    EventsLost,
+    MessageEnd,
+    MessageStart,
+    MessageUpdate,
+    RunSettled,
+    RunStarted,
+    SaveFailed,
+    SessionClosed,
+    SessionReplaced,
+    ToolExecutionEnd,
+    ToolExecutionStart,
+    ToolExecutionUpdate,
+)
+from loop_protocol.v1.types import AssistantMessage, ErrorInfo, Message, TextBlock, ToolResultMessage, UserMessage
+
+from .terminal import err, note, one_line, out
+
+ARGUMENTS = 300
+TAIL_LINES = 10
+TAIL = 4096
+
+
+class View:
+    """Prints events as they come. ``prompts``: also what the user said, for somebody who only watches."""
+
+    def __init__(self, *, prompts: bool = False) -> None:
+        self._prompts = prompts
+        self._message: str | None = None
+        self._shown = ""
+        self._tools: dict[str, str] = {}
+        self._quiet_tools: set[str] = set()
+
+    def show(self, params: EventParams) -> None:
+        match params.event:
+            case RunStarted() | MessageStart():
+                pass
+            case MessageUpdate(message_id=message, text_delta=str() as delta):
+                self.continue_message(message, delta)
+            case MessageEnd(message_id=message, message=msgspec.Raw() as raw):
+                self._complete(message, raw)
+            case MessageEnd():
+                self.end_line()
+            case ToolExecutionStart() as start:
+                self._tools[start.tool_call_id] = ""
+                self.end_line()
+                err(f"→ {start.tool_name} {arguments_line(start.arguments)}\n", dim=True)
+            case ToolExecutionUpdate(tool_call_id=call, output_delta=delta):
+                self._tools[call] = (self._tools.get(call, "") + delta)[-TAIL:]
+            case ToolExecutionEnd(tool_call_id=call, is_error=failed):
+                self._tool_ended(call, failed=failed)
+            case SaveFailed(reason=reason):
+                note(f"the conversation could not be saved: {reason}")
+            case EventsLost():
+                note("some events were lost, the answer below may have a gap; `loopctl messages` shows it whole")
+            case SessionReplaced(new=new):
+                self.end_line()
+                note(f"another session is current now: {new.path or new.session_id}")
+            case SessionClosed(reason=reason, rescue=rescue):
+                self.end_line()
+                note(f"the session was closed: {reason}" + (f"; what was unsaved is in {rescue}" if rescue else ""))
+            case RunSettled() as settled if self._prompts:
+                self.end_line()
+                outcome(settled.outcome, settled.error)
+
+    def continue_message(self, message: str, text: str) -> None:
+        if message != self._message:
+            self.end_line()
+            self._message, self._shown = message, ""
+        self._shown += text
+        out(text)
+
+    def end_line(self) -> None:
+        """What comes next begins in a line of its own."""
+        if self._shown and not self._shown.endswith("\n"):
+            out("\n")
+        self._shown, self._message = "", None
+
+    def _complete(self, message_id: str, raw: msgspec.Raw) -> None:
+        try:
+            message = msgspec.json.decode(raw, type=Message)
+        except msgspec.ValidationError:  # a block type from the future; its text was streamed
+            return self.end_line()
+        match message:
+            case AssistantMessage():
+                self._complete_text(message_id, text_of(message))
+            case ToolResultMessage(is_error=True) if message.tool_call_id in self._quiet_tools:
+                err(_tail(text_of(message)), dim=True)  # nothing was streamed, and it says why it failed
+            case UserMessage() if self._prompts:
+                err("".join(f"> {line}\n" for line in text_of(message).splitlines()))
+        return None
+
+    def _complete_text(self, message_id: str, text: str) -> None:
+        shown = self._shown if message_id == self._message else ""
+        if text.startswith(shown):
+            self.continue_message(message_id, text[len(shown) :])
+        else:  # deltas were lost in the middle
+            self.end_line()
+            note("the answer again, whole:")
+            self.continue_message(message_id, text)
+        self.end_line()
+
+    def _tool_ended(self, call: str, *, failed: bool) -> None:
+        tail = self._tools.pop(call, "")
+        self._quiet_tools = set() if tail else {call}
+        err(_tail(tail), dim=True)
+        if failed:
+            err("  (failed)\n", dim=True)
+
+
+def outcome(outcome: str, error: ErrorInfo | None) -> None:
+    """How a run ended, if it did not end well."""
+    if outcome == "cancelled":
+        note("the run was stopped")
+    if error is not None:
+        what = "the run failed" if outcome == "error" else "error"
+        note("\n".join([f"{what}: {error.message}", *(f"  {one.kind}: {one.message}" for one in error.errors or [])]))
+
+
+def arguments_line(arguments: dict[str, Any]) -> str:
+    return one_line(msgspec.json.encode(arguments).decode(), ARGUMENTS)
+
+
+def text_of(message: Message) -> str:
+    return "".join(block.text for block in message.content if isinstance(block, TextBlock))
+
+
+def _tail(text: str) -> str:
+    lines = text.rstrip("\n").splitlines()
+    cut = [f"  … {len(lines) - TAIL_LINES} lines before\n"] if len(lines) > TAIL_LINES else []
+    return "".join(cut + [f"  {line}\n" for line in lines[-TAIL_LINES:]])

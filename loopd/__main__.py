@@ -1,0 +1,131 @@
+"""``loopd``: reads options and settings, makes the socket, and serves in the foreground until a signal or a drain."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+import trio
+
+from loop_protocol import paths
+
+from . import __version__, systemd
+from .agent.tools import session_tools
+from .agent.tools.process import become_subreaper
+from .config import Config, ConfigError, load
+from .core.timings import Clock
+from .daemon import Daemon
+from .models import Catalogue
+from .server import CannotServe, Listener, inherited, listen
+from .services import Services
+from .storage.catalog import Catalog
+from .storage.fs import FileSystem
+
+EX_CONFIG = 78
+EX_UNAVAILABLE = 69
+EX_SOFTWARE = 70
+# Two threads' worth of pure Python must not keep the loop waiting for the default 5 ms.
+SWITCH_INTERVAL_S = 0.0005
+
+log = logging.getLogger("loopd")
+
+
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="loopd")
+@click.option("--socket", metavar="PATH", help="Serve here. [default: $LOOPD_SOCKET, else below $XDG_RUNTIME_DIR]")
+@click.option(
+    "--data-dir", metavar="DIR", help="Keep sessions here. [default: $LOOPD_DATA_DIR, else ~/.local/state/loopd]"
+)
+@click.option("--config", metavar="FILE", help="Settings. [default: $LOOPD_CONFIG, else ~/.config/loopd/config.toml]")
+@click.option("--log-file", metavar="FILE", help="Log here instead of to stderr.")
+@click.option("--rescue-dir", metavar="DIR", help="A further place for rescue copies of what cannot be saved.")
+@click.option("--on-demand", is_flag=True, hidden=True, help="Somebody starts it again when it is needed.")
+@click.pass_context
+def main(
+    context: click.Context,
+    socket: str | None,
+    data_dir: str | None,
+    config: str | None,
+    log_file: str | None,
+    rescue_dir: str | None,
+    on_demand: bool,
+) -> None:
+    """The session daemon: serves in the foreground until it gets a TERM or is drained."""
+    if context.invoked_subcommand:
+        return
+    os.umask(0o077)
+    try:
+        settings = load(config)
+        _log_to(log_file, settings.daemon.log_level)
+        sockets = systemd.listen_fds()
+        listener = inherited(sockets[0]) if sockets else listen(_absolute(socket) or paths.socket_path(os.environ))
+        services = services_for(
+            settings, data_dir=_absolute(data_dir) or paths.data_dir(os.environ), rescue_dir=_absolute(rescue_dir)
+        )
+    except (ConfigError, ValueError) as error:
+        _fail(str(error), EX_CONFIG)
+    except (CannotServe, paths.PathProblem, OSError) as error:
+        _fail(str(error), EX_UNAVAILABLE)
+    sys.exit(_run(services, listener, on_demand=on_demand or bool(sockets)))
+
+
+def services_for(settings: Config, *, data_dir: str, rescue_dir: str | None = None) -> Services:
+    """What a real daemon's sessions share."""
+    fs = FileSystem()
+    roots = [os.path.join(data_dir, "rescue")]
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    if os.path.isabs(runtime):
+        roots.append(os.path.join(runtime, "loopd", "rescue"))
+    if rescue_dir:
+        roots.append(rescue_dir)
+    return Services(
+        config=settings,
+        clock=Clock(),
+        models=Catalogue(settings, os.environ),
+        tools=session_tools(bash_timeout_s=settings.tools.bash_timeout_s),
+        fs=fs,
+        catalog=Catalog(fs, data_dir),
+        data_dir=data_dir,
+        rescue_roots=roots,
+        environ=dict(os.environ),
+    )
+
+
+def _run(services: Services, listener: Listener, *, on_demand: bool) -> int:
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    become_subreaper()
+    daemon = Daemon(services, listener, on_demand=on_demand)
+    try:
+        return trio.run(daemon.serve)
+    except BaseException:
+        log.critical("the daemon fails", exc_info=True)
+        return EX_SOFTWARE
+
+
+def _log_to(path: str | None, level: str) -> None:
+    handlers: Sequence[logging.Handler] | None = None
+    if path is not None:
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        handlers = [logging.StreamHandler(os.fdopen(descriptor, "a", encoding="utf-8", errors="backslashreplace"))]
+    logging.basicConfig(
+        level=level.upper(), handlers=handlers, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    # httpx's own lines name addresses, headers and, at debug level, bodies.
+    for noisy in ("httpx2", "httpcore2"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def _absolute(path: str | None) -> str | None:
+    return os.path.abspath(path) if path else None
+
+
+def _fail(text: str, code: int) -> None:
+    click.echo(f"loopd: {text}", err=True)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""The ports: what an agent sees of its session, of a model and of a tool, and what these may answer.
+
+Nothing here does anything. ``loop.py`` drives these ports, ``models/`` and ``tools/`` implement them, ``session.py``
+implements :class:`RunContext`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from loop_protocol.v1.types import (
+    AssistantBlock,
+    Message,
+    ModelRef,
+    Permission,
+    StopReason,
+    ToolCallBlock,
+    Usage,
+    UserBlock,
+)
+
+# --- what is said while it happens: shown to people, never history ----------------------------------------------------
+
+
+@dataclass(slots=True, frozen=True)
+class TextDelta:
+    text: str
+
+
+@dataclass(slots=True, frozen=True)
+class ThinkingDelta:
+    text: str
+
+
+@dataclass(slots=True, frozen=True)
+class ToolCallDelta:
+    """A fragment of a call's arguments as JSON text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+Delta = TextDelta | ThinkingDelta | ToolCallDelta
+
+
+@dataclass(slots=True, frozen=True)
+class ToolStarted:
+    call: ToolCallBlock
+
+
+@dataclass(slots=True, frozen=True)
+class ToolOutput:
+    call_id: str
+    text: str
+
+
+@dataclass(slots=True, frozen=True)
+class ToolEnded:
+    call_id: str
+    is_error: bool
+
+
+Said = Delta | ToolStarted | ToolOutput | ToolEnded
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+class ModelError(Exception):
+    """The model could not answer. ``kind`` is ``auth``, ``rate_limit``, ``refused``, ``unreachable``, ``incomplete``,
+    ``content_filter``, ``overloaded`` or ``provider``; it becomes the run's outcome, never an RPC error."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+@dataclass(slots=True, frozen=True)
+class Reply:
+    """A model's finished answer: what becomes the assistant message. ``stop_reason`` is stop, toolUse or length."""
+
+    content: list[AssistantBlock]
+    usage: Usage
+    stop_reason: StopReason
+
+
+class ModelInput(Protocol):
+    """The conversation as one provider wants it, kept incrementally by ``context.py``."""
+
+    @property
+    def encoded(self) -> bytes | bytearray | memoryview:
+        """Every group as :meth:`Model.encode` gave it, joined by commas."""
+
+    @property
+    def turn(self) -> Sequence[Message]:
+        """The messages from the last user message on, decoded."""
+
+
+@dataclass(slots=True, frozen=True)
+class ToolSpec:
+    """A tool as it is declared to a model; ``parameters`` is a JSON schema object."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+
+
+@dataclass(slots=True, frozen=True)
+class ModelRequest:
+    system: str
+    input: ModelInput
+    tools: Sequence[ToolSpec] = ()
+    max_output_tokens: int | None = None
+
+
+class Model(Protocol):
+    """One model of one provider. Stateless: any number of requests may run at once."""
+
+    @property
+    def ref(self) -> ModelRef: ...
+
+    @property
+    def input(self) -> frozenset[str]:
+        """The kinds of input that it takes: ``text``, ``image``."""
+
+    def encode(self, group: Sequence[Message]) -> bytes:
+        """One group in the provider's form: a user message, or an assistant message with all its tool results.
+
+        JSON objects joined by commas, without a comma at either end; empty for what the provider must not see
+        (aborted and failed partial text).
+        """
+
+    async def respond(self, request: ModelRequest, say: Callable[[Delta], None]) -> Reply:
+        """One model turn. ``say`` gets each piece as it arrives, in order; the reply's text is exactly their sum.
+
+        Raises :class:`ModelError`. Cancelling it closes the connection at once.
+        """
+
+
+# --- tools ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, frozen=True)
+class ToolOutcome:
+    """What the model is told. A failed tool is an outcome with ``is_error``, not an exception."""
+
+    content: list[UserBlock]
+    is_error: bool = False
+
+
+@dataclass(slots=True, frozen=True)
+class ToolScope:
+    """What one call may use. ``output`` shows text while it runs; ``env`` is the whole environment of children."""
+
+    call_id: str
+    cwd: str
+    env: dict[str, str]
+    permission: Permission
+    output: Callable[[str], None]
+
+
+class Tool(Protocol):
+    """``parameters`` is a ``msgspec.Struct`` type; the loop decodes the model's arguments into it before ``run``."""
+
+    name: str
+    description: str
+    parameters: type[msgspec.Struct]
+
+    async def run(self, arguments: Any, scope: ToolScope) -> ToolOutcome:
+        """Perform one call. When it returns or is cancelled, no process of it exists any more."""
+
+
+# --- the session, as an agent sees it ---------------------------------------------------------------------------------
+
+
+class RunContext(Protocol):
+    """All that an agent sees of its session. A stale agent's context refuses to speak into the next run."""
+
+    def say(self, said: Said) -> None:
+        """Show something now. Synchronous: what arrives together becomes one event."""
+
+    def append(self, finished: Reply | ToolOutcome, call: ToolCallBlock | None = None) -> Message:
+        """Make a finished message history: a model's reply, or the outcome of ``call``."""

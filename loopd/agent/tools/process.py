@@ -1,0 +1,202 @@
+"""A command with everything that descends from it: started in a session of its own, and gone when its scope ends.
+
+The group is killed as one. What left it with ``setsid`` is found because the daemon is a subreaper, so that orphans
+become its children, and because each call marks its environment: that tells whose an orphan is while several calls
+run. A process that wiped its environment has no marker; it goes when its ancestors were seen alive, or with the last
+call under way. All of this holds for children outside the daemon's own session only, so whatever else the daemon
+starts must stay in that session.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import secrets
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from types import TracebackType
+
+import trio
+
+from loopd.agent.tools.procfs import Process, below, kill, mark_of, process_table
+
+log = logging.getLogger(__name__)
+
+MARK = "LOOPD_CALL"
+# How long a clean-up may take, shielded: a process in a dead file system does not die.
+CLEANUP_S = 2.0
+# The daemon's 077 is for its own files; a tool makes files for the person.
+_UMASK = 0o022
+_PR_SET_CHILD_SUBREAPER = 36
+_CHUNK = 64 * 1024
+
+# Children belong to the whole process, so this one list does too: a clean-up must know whose a child is.
+_running: dict[str, Tree] = {}
+_sweeping = trio.CapacityLimiter(8)
+
+
+def become_subreaper() -> None:
+    """Orphans of this process's descendants become its children. Once at start; raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "PR_SET_CHILD_SUBREAPER")
+
+
+async def start(argv: Sequence[str], *, cwd: str, env: Mapping[str, str]) -> Tree:
+    """Enter the answer at once. Raises OSError, or ValueError for a NUL byte."""
+    tree = Tree()
+    _running[tree.token] = tree
+    try:
+        # Not abandoned: a process that was started comes back even when the run was stopped meanwhile.
+        await trio.to_thread.run_sync(tree._spawn, argv, cwd, {**env, MARK: tree.token})
+    except BaseException:
+        del _running[tree.token]
+        raise
+    return tree
+
+
+class Tree:
+    """One command under way: ``async with`` it. The shell stays a zombie until the group is killed, so that neither its
+    pid nor its group's can come to mean anything else."""
+
+    __slots__ = ("_output", "_pidfd", "_popen", "_seen", "pid", "returncode", "since", "token")
+
+    def __init__(self) -> None:
+        self.token = secrets.token_hex(8)  # not the call's id, which providers repeat
+        self.pid: int | None = None  # None while it is being started
+        self.returncode: int | None = None
+        # When the first of the calls started that have overlapped ever since, in the ticks of /proc/PID/stat.
+        now = int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
+        self.since: int = min((tree.since for tree in _running.values()), default=now)
+        self._seen: set[tuple[int, int]] = set()
+
+    def _spawn(self, argv: Sequence[str], cwd: str, env: Mapping[str, str]) -> None:
+        self._output, write = os.pipe()
+        try:
+            self._popen = subprocess.Popen(
+                argv,
+                cwd=cwd,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=write,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                umask=_UMASK,
+            )
+        except BaseException:
+            os.close(self._output)
+            raise
+        finally:
+            os.close(write)
+        self.pid = self._popen.pid
+        self._pidfd = self._open_pidfd()
+
+    def _open_pidfd(self) -> int:
+        try:
+            return os.pidfd_open(self._popen.pid)
+        except OSError:  # no descriptor left: nobody could wait for it
+            os.killpg(self._popen.pid, signal.SIGKILL)
+            self._popen.wait()
+            os.close(self._output)
+            raise
+
+    async def exited(self) -> None:
+        """Until the shell itself has ended."""
+        await trio.lowlevel.wait_readable(self._pidfd)
+
+    async def read(self) -> bytes:
+        """What arrived on stdout and stderr; empty once nobody holds them open any more."""
+        await trio.lowlevel.wait_readable(self._output)
+        return os.read(self._output, _CHUNK)
+
+    def signal(self, number: int) -> None:
+        """To the whole group."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._popen.pid, number)
+
+    async def __aenter__(self) -> Tree:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Synchronous: from here on the group does nothing, whatever becomes of the awaits below.
+        self.signal(signal.SIGSTOP)
+        try:
+            with trio.move_on_after(CLEANUP_S, shield=True) as bound:
+                await self._end()
+        finally:
+            self._close()
+        if bound.cancelled_caught:
+            log.warning("processes of a tool call did not die within %s s", CLEANUP_S)
+
+    async def _end(self) -> None:
+        if not _exited(self._pidfd):
+            # Now, while its descendants can still be told by their parents.
+            await trio.to_thread.run_sync(self._see, limiter=_sweeping, abandon_on_cancel=True)
+        self.signal(signal.SIGKILL)
+        await self.exited()
+        self.returncode = self._popen.wait()
+        pause = 0.001
+        while not _childless():
+            if not await trio.to_thread.run_sync(self._sweep, limiter=_sweeping, abandon_on_cancel=True):
+                return
+            await trio.sleep(pause)
+            pause = min(2 * pause, 0.05)
+
+    def _close(self) -> None:
+        del _running[self.token]
+        if self.returncode is None:
+            self.signal(signal.SIGKILL)
+            self.returncode = self._popen.poll()
+        os.close(self._pidfd)
+        os.close(self._output)
+
+    # --- in a thread --------------------------------------------------------------------------------------------------
+
+    def _see(self) -> None:
+        found = list(below(process_table(), self._popen.pid))
+        self._seen.update(process.key for process in found)
+        for process in found:
+            kill(process)
+
+    def _sweep(self) -> bool:
+        """Kill what is left of this call and reap what is dead of it; whether there was any."""
+        table = process_table()
+        orphans = [child for child in table[os.getpid()] if child.session != os.getsid(0) and self._owns(child)]
+        found = orphans + [process for orphan in orphans for process in below(table, orphan.pid)]
+        self._seen.update(process.key for process in found)
+        for process in found:
+            kill(process)
+        for orphan in orphans:
+            if orphan.zombie:
+                with suppress(ChildProcessError):
+                    os.waitpid(orphan.pid, os.WNOHANG)
+        return bool(found)
+
+    def _owns(self, child: Process) -> bool:
+        if child.key in self._seen or child.session == self.pid or mark_of(child.pid, MARK) == self.token:
+            return True
+        # After the look at the process: a call that started it is listed by now, if only as starting.
+        others = [tree.pid for tree in _running.copy().values() if tree is not self]
+        # Nobody waits for a dead orphan, so it may be reaped whose ever it was, but not another call's shell. A living
+        # one without our marker may be any running call's.
+        unclaimed =  child.pid not in others if child.zombie else not others
+        return unclaimed and child.started >= self.since
+
+
+def _exited(pidfd: int) -> bool:
+    return os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _childless() -> bool:
+    """The usual case, in a microsecond: orphans would be children of ours."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return True
+    return False

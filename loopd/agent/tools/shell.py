@@ -1,0 +1,157 @@
+"""The tool ``bash``: one command in a new shell, without terminal and input, bounded in time and output."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+import trio
+from msgspec import Meta, Struct
+
+from loop_protocol.v1.types import Permission, TextBlock
+from loopd.agent import ToolOutcome, ToolScope
+from loopd.agent.tools.excerpt import Excerpt
+from loopd.agent.tools.process import Tree, start
+
+# From SIGTERM to SIGKILL.
+GRACE_S = 2.0
+# A background process may hold the pipe open after the shell's end: 250 ms all in all (K-21).
+DRAIN_S = 0.2
+# What is shown while a command runs; the result has its end in any case.
+SHOWN = 256 * 1024
+
+
+class BashArguments(Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    command: str
+    timeout_ms: Annotated[int, Meta(ge=1, le=2147483647)] | None = None
+
+
+class Bash:
+    name = "bash"
+    parameters: type[Struct] = BashArguments
+
+    def __init__(self, *, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._shell = shutil.which("bash") or "/bin/sh"
+        self.description = (
+            "Run a command with bash in the working directory; the result is what it prints, and how it ended. "
+            "Each call is a new shell. There is no terminal and no input. Background processes end with the shell. "
+            f"Long output is cut in the middle. The time limit is timeoutMs, else {timeout_s:g} seconds."
+        )
+
+    async def run(self, arguments: BashArguments, scope: ToolScope) -> ToolOutcome:
+        if scope.permission != "danger-full-access":
+            return _outcome(_forbidden(scope.permission), is_error=True)
+        try:
+            tree = await start([self._shell, "-c", "--", arguments.command], cwd=scope.cwd, env=scope.env)
+        except (OSError, ValueError) as error:
+            return _outcome(_not_started(error, scope.cwd), is_error=True)
+        limit_s = self._timeout_s if arguments.timeout_ms is None else arguments.timeout_ms / 1000
+        printed = Printed(scope.output)
+        async with tree:
+            course = await _follow(tree, printed, limit_s=limit_s)
+        return _outcome(*_result(printed.finish(), course, tree.returncode, limit_s))
+
+
+class Printed:
+    """Output as it arrives: the first of it is shown at once, an excerpt of all of it is kept."""
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self._show = show
+        self._left = SHOWN
+        self._excerpt = Excerpt()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, data: bytes) -> None:
+        self._excerpt.feed(data)
+        if self._left > 0:
+            self._say(self._decoder.decode(data[: self._left]))
+            self._left -= len(data)
+            if self._left < 0:
+                self._say("\n[no more is shown while it runs]\n")
+
+    def finish(self) -> str:
+        if self._left > 0:
+            self._say(self._decoder.decode(b"", final=True))
+        return self._excerpt.text()
+
+    def _say(self, text: str) -> None:
+        if text:
+            self._show(text)
+
+
+@dataclass(slots=True, frozen=True)
+class Course:
+    """How it went: ``held`` when something still held the output open after the shell's end."""
+
+    timed_out: bool
+    held: bool
+
+
+async def _follow(tree: Tree, printed: Printed, *, limit_s: float) -> Course:
+    closed = trio.Event()
+
+    async def read() -> None:
+        while data := await tree.read():
+            printed.feed(data)
+        closed.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read)
+        with trio.move_on_after(limit_s) as timer:
+            await tree.exited()
+        if timer.cancelled_caught:
+            tree.signal(signal.SIGTERM)
+            with trio.move_on_after(GRACE_S):
+                await tree.exited()
+        with trio.move_on_after(DRAIN_S):
+            await closed.wait()
+        nursery.cancel_scope.cancel()
+    return Course(timed_out=timer.cancelled_caught, held=not closed.is_set())
+
+
+def _result(output: str, course: Course, returncode: int | None, limit_s: float) -> tuple[str, bool]:
+    """What the model reads, and whether it is an error."""
+    notes = []
+    if course.timed_out:
+        notes.append(f"[stopped at the time limit of {limit_s:g} s]")
+    elif course.held:
+        notes.append("[what still ran in the background was ended]")
+    if returncode != 0 and not course.timed_out:
+        notes.append(_ending(returncode))
+    if not output:
+        notes.insert(0, "[no output]")
+    elif notes and not output.endswith("\n"):
+        output += "\n"
+    return output + "\n".join(notes), course.timed_out or returncode != 0
+
+
+def _ending(returncode: int | None) -> str:
+    if returncode is None:
+        return "[it did not die when it was killed]"
+    if returncode < 0:
+        return f"[killed by signal {-returncode}: {signal.strsignal(-returncode)}]"
+    return f"[exit code {returncode}]"
+
+
+def _forbidden(permission: Permission) -> str:
+    return (
+        f"The permission preset of this session is {permission}, which forbids commands. Only the person can change "
+        "it, while the session is idle: loopctl prompt --permission danger-full-access"
+    )
+
+
+def _not_started(error: OSError | ValueError, cwd: str) -> str:
+    if isinstance(error, OSError) and not os.path.isdir(cwd):
+        return f"The working directory {cwd} does not exist any more."
+    reason = error.strerror if isinstance(error, OSError) else error
+    return f"The command could not be started: {reason}"
+
+
+def _outcome(text: str, is_error: bool) -> ToolOutcome:
+    return ToolOutcome([TextBlock(text)], is_error)

@@ -1,0 +1,77 @@
+"""``runtime/*``."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from loop_protocol.v1 import methods as m
+from loop_protocol.v1.errors import RpcError
+
+from ..core.guards import Operation
+from ..runtime import Runtime
+from .call import Call
+
+
+def runtime_open(call: Call, params: m.RuntimeOpenParams) -> Callable[[], Awaitable[m.RuntimeOpenResult]]:
+    job = call.runtimes.start(partial(call.runtimes.open, params))
+
+    async def opened() -> m.RuntimeOpenResult:
+        runtime, created = await job.wait()
+        return m.RuntimeOpenResult(created=created, **_seat(runtime))
+
+    return opened
+
+
+def _seat(runtime: Runtime) -> dict[str, Any]:
+    state = runtime.session.state()
+    return {"runtime_id": runtime.id, "session_id": state.session_id, "path": state.path, "state": state}
+
+
+def runtime_list(call: Call, _: m.NoParams) -> m.RuntimeListResult:
+    return m.RuntimeListResult([runtime.row() for runtime in call.runtimes.by_id.values()])
+
+
+def runtime_new_session(call: Call, params: m.RuntimeParams) -> Callable[[], Awaitable[m.ReplaceResult]]:
+    runtime = call.runtimes.runtime(params.runtime_id)
+    old = runtime.session
+    job = call.runtimes.new_session(runtime)
+
+    async def replaced() -> m.ReplaceResult:
+        await job.wait()
+        await old.ended.wait()
+        return m.ReplaceResult(cancelled=False, created=True, **_seat(runtime))
+
+    return replaced
+
+
+def runtime_dispose(call: Call, params: m.RuntimeParams) -> Callable[[], Awaitable[m.Nothing]]:
+    runtime = call.runtimes.runtime(params.runtime_id)
+    runtime.session.require(Operation.DISPOSE)
+    job = call.runtimes.start(partial(call.runtimes.dispose, runtime))
+
+    async def disposed() -> m.Nothing:
+        await job.wait()
+        return m.Nothing()
+
+    return disposed
+
+
+def runtime_attach(call: Call, params: m.AttachParams) -> m.AttachResult:
+    """The subscription starts at the snapshot's ``seq``, so nothing is missed and nothing comes twice (R-7)."""
+    runtime = call.runtimes.runtime(params.runtime_id)
+    log = runtime.events
+    state = runtime.session.state()
+    if params.since is not None and params.since > log.head:
+        raise RpcError("invalid_params", f"since is beyond the last event, {log.head} - at `$.since`")
+    replayed = params.since is not None and params.since + 1 >= log.first
+    position = params.since if replayed and params.since is not None else log.head
+    outbox = call.client.outbox
+    outbox.subscribe(log.subscribe(position=position, follow=params.follow, notify=outbox.push))
+    return m.AttachResult(seq=position, state=None if replayed else state, replayed=replayed)
+
+
+def runtime_detach(call: Call, params: m.RuntimeParams) -> m.Nothing:
+    call.client.outbox.unsubscribe(params.runtime_id)
+    return m.Nothing()

@@ -1,0 +1,213 @@
+"""``session/*`` and ``run/wait``."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from msgspec import Raw
+from trio import to_thread
+
+from loop_protocol.v1 import methods as m
+from loop_protocol.v1.errors import RpcError
+from loop_protocol.v1.types import DamagedSession, RunResult, SessionRow, SessionState
+
+from ..core import inputs
+from ..core.guards import Operation
+from ..core.history import LINE, History, encode
+from ..run import Run
+from ..runtime import Declined
+from ..saved import SavedSession
+from ..session import Session
+from .call import PAGE, Call
+
+
+def session_list(call: Call, params: m.SessionListParams) -> Callable[[], Awaitable[m.SessionListResult]]:
+    async def listed() -> m.SessionListResult:
+        catalog = call.daemon.services.catalog
+        listing = await to_thread.run_sync(catalog.list, params.cwd, params.session_dir, params.limit)
+        rows = [
+            SessionRow(
+                session_id=meta.id,
+                path=row.path,
+                cwd=meta.cwd,
+                created_at=meta.created_at,
+                updated_at=meta.updated_at,
+                message_count=meta.committed.messages,
+                user_message_count=meta.committed.user_messages,
+                unread=meta.unread,
+                pinned_at=meta.pinned_at,
+                live=call.runtimes.at(row.path) is not None,
+            )
+            for row in listing.rows
+            for meta in (row.meta,)
+        ]
+        damaged = [DamagedSession(one.path, one.reason) for one in listing.damaged]
+        return m.SessionListResult(
+            sessions=rows, damaged=damaged, legacy=listing.legacy, unsupported=listing.unsupported
+        )
+
+    return listed
+
+
+def session_state(call: Call, params: m.SessionOrPathParams) -> SessionState | Callable[[], Awaitable[SessionState]]:
+    found = _open_or_saved(call, params.session_id, params.path)
+    if isinstance(found, Session):
+        return found.state()
+
+    async def read() -> SessionState:
+        return (await found.read()).state()
+
+    return read
+
+
+def session_messages(
+    call: Call, params: m.MessagesParams
+) -> m.MessagesResult | Callable[[], Awaitable[m.MessagesResult]]:
+    found = _open_or_saved(call, params.session_id, params.path)
+    if isinstance(found, Session):
+        return _page(found.core.history, found.core.committed, params)
+
+    async def read() -> m.MessagesResult:
+        core = await found.read()
+        return _page(core.history, core.committed, params)
+
+    return read
+
+
+def _open_or_saved(call: Call, session_id: str | None, path: str | None) -> Session | SavedSession:
+    if (session_id is None) == (path is None):
+        raise RpcError("invalid_params", "exactly one of sessionId and path - at `$.sessionId`")
+    if session_id is not None:
+        return call.runtimes.session(session_id)
+    assert path is not None
+    runtime = call.runtimes.at(path)
+    return runtime.session if runtime else SavedSession(path, call.daemon.services)
+
+
+def _page(history: History, committed: int, params: m.MessagesParams) -> m.MessagesResult:
+    """At most 1 MiB or one message; lines go out as they are stored."""
+    total = history.messages
+    end = total if params.limit is None else min(total, params.start + params.limit)
+    lines: list[Raw] = []
+    size = 0
+    for index in range(params.start, end):
+        line = history.line(index)
+        size += len(line)
+        if lines and size > PAGE:
+            break
+        lines.append(Raw(line))
+    return m.MessagesResult(start=params.start, total=total, committed=committed, messages=lines)
+
+
+def session_prompt(call: Call, params: m.PromptParams) -> m.PromptResult | Callable[[], Awaitable[m.PromptResult]]:
+    session = call.runtimes.session(params.session_id)
+    run_id, run = _accepted(call, session, params)
+    if not params.wait:
+        return m.PromptResult(run_id=run_id)
+
+    async def settled() -> m.PromptResult:
+        result = await _result(run)
+        return m.PromptResult(run_id=run_id, outcome=result.outcome, saved=result.saved, error=result.error)
+
+    return settled
+
+
+def _accepted(call: Call, session: Session, params: m.PromptParams) -> tuple[str, Run | RunResult]:
+    """A new run, or the one that the same ``requestId`` started. What can be checked is checked first (P-4)."""
+    core = session.core
+    digest = inputs.digest(params.content) if params.request_id else None
+    if params.request_id and (known := core.started_by(params.request_id)):
+        run_id, known_digest = known
+        if known_digest != digest:
+            raise Declined("conflict", "this requestId was used for another prompt", runId=run_id)
+        return run_id, _run(call, run_id)
+    content = inputs.blocks(params.content)
+    session.require(Operation.PROMPT)
+    model = call.daemon.services.models.resolve(core.model)
+    inputs.require_supported(content, model.input, str(core.model))
+    message = core.user_message(content)
+    if len(encode(message)) > LINE:
+        raise RpcError("limit_exceeded", f"a message may have {LINE} bytes as JSON", limit="message")
+    run = session.prompt(message, request_id=params.request_id, digest=digest)
+    call.runtimes.remember(run)
+    call.daemon.count("prompts")
+    return run.state.id, run
+
+
+def _run(call: Call, run_id: str) -> Run | RunResult:
+    if run := call.runtimes.runs.get(run_id):
+        return run
+    for runtime in call.runtimes.by_id.values():
+        core = runtime.session.core
+        if record := core.history.runs.get(run_id):
+            return record.result(saved=core.unsaved is None)
+    raise Declined("run_not_found", f"no run {run_id}; the last 256 are remembered, and those of open sessions")
+
+
+async def _result(run: Run | RunResult) -> RunResult:
+    result = run if isinstance(run, RunResult) else await run.result()
+    if result is None:
+        raise Declined("session_closed", "a fault closed the session before the run settled; see the daemon's log")
+    return result
+
+
+def run_wait(call: Call, params: m.RunParams) -> Callable[[], Awaitable[RunResult]]:
+    return partial(_result, _run(call, params.run_id))
+
+
+def session_stop(call: Call, params: m.StopParams) -> m.StopResult | Callable[[], Awaitable[m.StopResult]]:
+    session = call.runtimes.session(params.session_id)
+    if session.run is None or session.run.state.id != params.run_id:
+        _run(call, params.run_id)
+        return m.StopResult(False)
+    return _stop(session)
+
+
+def session_abort(call: Call, params: m.SessionParams) -> m.StopResult | Callable[[], Awaitable[m.StopResult]]:
+    return _stop(call.runtimes.session(params.session_id))
+
+
+def _stop(session: Session) -> m.StopResult | Callable[[], Awaitable[m.StopResult]]:
+    run = session.run
+    if run is None:
+        return m.StopResult(False)
+    run.stop()
+
+    async def stopped() -> m.StopResult:
+        await run.done.wait()
+        return m.StopResult(run.state.stop_requested)
+
+    return stopped
+
+
+def session_flush(call: Call, params: m.SessionParams) -> Callable[[], Awaitable[m.FlushResult]]:
+    session = call.runtimes.session(params.session_id)
+    job = session.start(Operation.FLUSH, session.saving.flush)
+
+    async def flushed() -> m.FlushResult:
+        return m.FlushResult(await job.wait())
+
+    return flushed
+
+
+def session_set_model(call: Call, params: m.SetModelParams) -> Callable[[], Awaitable[m.SetModelResult]]:
+    session = call.runtimes.session(params.session_id)
+    session.require(Operation.SET_MODEL)
+    call.daemon.services.models.resolve(params.model)
+    job = session.start(Operation.SET_MODEL, partial(session.set_model, params.model))
+
+    async def done() -> m.SetModelResult:
+        return m.SetModelResult(await job.wait())
+
+    return done
+
+
+def session_set_permission(call: Call, params: m.SetPermissionParams) -> Callable[[], Awaitable[m.SetPermissionResult]]:
+    session = call.runtimes.session(params.session_id)
+    job = session.start(Operation.SET_PERMISSION, partial(session.set_permission, params.permission))
+
+    async def done() -> m.SetPermissionResult:
+        return m.SetPermissionResult(await job.wait())
+
+    return done

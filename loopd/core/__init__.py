@@ -1,0 +1,1 @@
+"""Decisions: plain state and transitions, synchronous, without trio and without I/O."""

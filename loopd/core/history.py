@@ -1,0 +1,159 @@
+"""The conversation as the lines that are stored, with the few facts about them that are kept up to date per line.
+
+A page, a commit and a rescue copy are joins of lines; records are decoded when the file is opened, and on demand.
+Nothing here loops over the history, except reading it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+from msgspec import Struct
+
+from loop_protocol.v1.types import (
+    AssistantMessage,
+    ErrorInfo,
+    ImageBlock,
+    Message,
+    Outcome,
+    PromptTiming,
+    RunResult,
+    ToolCallBlock,
+    ToolResultMessage,
+    Usage,
+    UserMessage,
+)
+
+# A message must fit one page of session/messages, and that one frame (storage rule 12).
+LINE = 24 * 1024 * 1024
+
+
+class Malformed(ValueError):
+    """A line that is no valid record at its place; the text says why."""
+
+
+class RunRecord(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True, tag_field="type", tag="run"):
+    """What is kept of a finished run: its timing (P-1), and the request that started it, so that a repeat finds it."""
+
+    run_id: str
+    outcome: Outcome
+    timing: PromptTiming
+    error: ErrorInfo | None = None
+    request_id: str | None = None
+    digest: str | None = None
+
+    def result(self, *, saved: bool) -> RunResult:
+        return RunResult(run_id=self.run_id, outcome=self.outcome, saved=saved, error=self.error)
+
+
+class _Kind(Struct):
+    role: str | None = None
+    type: str | None = None
+
+
+_kind = msgspec.json.Decoder(_Kind)
+_message: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
+_run = msgspec.json.Decoder(RunRecord)
+_encoder = msgspec.json.Encoder()
+
+
+def encode(record: Message | RunRecord) -> bytes:
+    """One line, newline included. A lone surrogate must have become U+FFFD where the text entered."""
+    return _encoder.encode(record) + b"\n"
+
+
+def decode_message(line: bytes) -> Message:
+    return _message.decode(line)
+
+
+@dataclass(slots=True)
+class History:
+    """``lines`` only ever grows. ``places[i]`` is the line number of message ``i``."""
+
+    lines: list[bytes] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    timings: list[PromptTiming] = field(default_factory=list)
+    requests: dict[str, RunRecord] = field(default_factory=dict)
+    runs: dict[str, RunRecord] = field(default_factory=dict)
+    usage: Usage = field(default_factory=lambda: Usage(0, 0))
+    user_messages: int = 0
+    last_message: Message | None = None
+    unanswered: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def messages(self) -> int:
+        return len(self.places)
+
+    def read(self, line: bytes) -> None:
+        """Validate a stored line and add it, byte for byte. Raises :class:`Malformed`."""
+        try:
+            kind = _kind.decode(line)
+            if kind.role is not None:
+                self._fold_message(_message.decode(line))
+                self.places.append(len(self.lines))
+            elif kind.type == "run":
+                self._fold_run(_run.decode(line))
+            elif kind.type is None:
+                raise Malformed("a record has neither role nor type")
+            # Any other type is a newer writer's record that minReader lets us skip; it stays in place (S-27).
+        except msgspec.DecodeError as error:
+            raise Malformed(str(error)) from None
+        except RecursionError:
+            raise Malformed("nested too deep") from None
+        self.lines.append(line)
+
+    def append(self, message: Message) -> bytes:
+        """Add a new message, encoded once; answers its line."""
+        line = encode(message)
+        self._fold_message(message)
+        self.places.append(len(self.lines))
+        self.lines.append(line)
+        return line
+
+    def append_run(self, record: RunRecord) -> None:
+        line = encode(record)
+        self._fold_run(record)
+        self.lines.append(line)
+
+    def line(self, index: int) -> bytes:
+        """Message ``index`` as it is stored, without the newline, which would end a frame."""
+        return self.lines[self.places[index]][:-1]
+
+    def require_paired(self) -> None:
+        """Every call of every assistant message has its result (I-8). Raises :class:`Malformed`."""
+        if self.unanswered:
+            raise Malformed(f"no result for tool call {next(iter(self.unanswered))!r}")
+
+    def _fold_message(self, message: Message) -> None:
+        if message.index != len(self.places):
+            raise Malformed(f"message index {message.index} where {len(self.places)} was due")
+        match message:
+            case UserMessage():
+                self.require_paired()
+                _require_data(message.content)
+                self.user_messages += 1
+            case AssistantMessage():
+                self.require_paired()
+                self.unanswered.update(block.id for block in message.content if isinstance(block, ToolCallBlock))
+                self.usage = self.usage + message.usage
+            case ToolResultMessage():
+                if message.tool_call_id not in self.unanswered:
+                    raise Malformed(f"a result for {message.tool_call_id!r}, which no call waits for")
+                _require_data(message.content)
+                self.unanswered[message.tool_call_id] -= 1
+                self.unanswered += Counter()  # drops the zero
+        self.last_message = message
+
+    def _fold_run(self, record: RunRecord) -> None:
+        self.timings.append(record.timing)
+        self.runs[record.run_id] = record
+        if record.request_id is not None:
+            self.requests[record.request_id] = record
+
+
+def _require_data(content: Sequence[object]) -> None:
+    if any(isinstance(block, ImageBlock) and block.data is None for block in content):
+        raise Malformed("an image without data")

@@ -1,0 +1,272 @@
+"""The nursery tree: what is owned by what, and so the order in which the daemon ends.
+
+``connections`` is the outermost, so that answers still go out while everything else ends; in it ``accepting``, since
+whoever drains must still get in; in it ``live``, the sessions, which end first.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import trio
+
+from loop_protocol.v1 import methods as m
+from loop_protocol.v1.errors import RpcError
+
+from . import systemd
+from .connection import Connection
+from .event_log import Pump
+from .runtime import Runtimes
+from .server import CONNECTIONS, Listener
+from .services import Services
+from .session import Session
+from .storage import StorageError
+
+EXIT_RESCUED = 75
+# Of the deadline of a TERM this much is for stopping, saving and rescuing: it holds also when nothing goes well (D-4).
+STOPPING_S = 2.0
+RETRY_S = 0.25
+TIDY_S = 15.0
+IDLE_LOG_MS = 60_000
+# Frames that are still being received, of all clients together.
+RECEIVING = 256 * 1024 * 1024
+
+log = logging.getLogger("loopd")
+
+
+@dataclass(eq=False)
+class Daemon:
+    """``serve`` is its life. The rest is what methods of ``api.py`` ask of it."""
+
+    services: Services
+    listener: Listener
+    on_demand: bool = False
+    max_connections: int = CONNECTIONS
+    clients: set[Connection] = field(default_factory=set)
+    pump: Pump = field(default_factory=Pump)
+    exit_code: int = 0
+
+    def __post_init__(self) -> None:
+        self.socket_path = self.listener.path
+        self._started_ms = self.services.clock.boot_ms()
+        self._exit = trio.Event()
+        self._hurry = trio.Event()
+        self._terminating = False
+        self._waiting = trio.CancelScope()
+        self._rescued: dict[str, str] = {}
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    async def serve(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> int:
+        """Until a signal or a drain ends it; answers the exit code."""
+        async with trio.open_nursery() as connections:
+            connections.start_soon(self.pump.run)
+            async with trio.open_nursery() as accepting:
+                async with trio.open_nursery() as live:
+                    self.runtimes = Runtimes(self.services, self.pump, live)
+                    accepting.start_soon(self._accept, connections)
+                    live.start_soon(self._signals, live)
+                    live.start_soon(self._watchdog)
+                    live.start_soon(self._tidy)
+                    systemd.notify(READY="1", STATUS="serving")
+                    log.info("serving on %s", self.socket_path)
+                    task_status.started()
+                    live.start_soon(self.services.models.warm)
+                    await self._exit.wait()
+                    systemd.notify(STOPPING="1")
+                    for session in self.sessions():
+                        session.shut_down("shutdown", self._rescued.get(session.core.id))
+                    live.cancel_scope.cancel()
+                accepting.cancel_scope.cancel()
+            self.listener.close()
+            for client in tuple(self.clients):
+                client.close()
+            for client in tuple(self.clients):
+                await client.ended.wait()
+            await self.services.models.aclose()
+            connections.cancel_scope.cancel()
+        log.info("ended")
+        return self.exit_code
+
+    async def _accept(self, nursery: trio.Nursery) -> None:
+        await self.listener.serve(self, self.clients, nursery)
+
+    def sessions(self) -> list[Session]:
+        return [runtime.session for runtime in self.runtimes.by_id.values()]
+
+    async def _signals(self, live: trio.Nursery) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as received:
+            async for number in received:
+                log.info("%s: draining", signal.Signals(number).name)
+                if self._terminating:
+                    self._hurry.set()
+                else:
+                    self._terminating = True
+                    live.start_soon(self._terminate)
+
+    async def _watchdog(self) -> None:
+        interval = systemd.watchdog_interval()
+        while interval:
+            systemd.notify(WATCHDOG="1")
+            await trio.sleep(interval)
+
+    async def _tidy(self) -> None:
+        """Shorten the logs of idle runtimes, and end a daemon that nobody uses, if it comes back on demand."""
+        idle_since = trio.current_time()
+        allowed = self.services.config.daemon.idle_exit_s
+        while True:
+            await trio.sleep(min(TIDY_S, allowed or TIDY_S))
+            now_ms = self.services.clock.boot_ms()
+            for runtime in self.runtimes.by_id.values():
+                if runtime.session.core.run is None and now_ms - runtime.events.touched_ms > IDLE_LOG_MS:
+                    runtime.events.shrink()
+            if self.clients or any(not session.can_be_reopened for session in self.sessions()):
+                idle_since = trio.current_time()
+            if self.on_demand and allowed and trio.current_time() - idle_since >= allowed:
+                log.info("idle for %.0f s: ending", allowed)
+                self.services.draining = True
+                self._exit.set()
+
+    # --- draining (D-4) -----------------------------------------------------------------------------------------------
+
+    def drain(self, params: m.DrainParams) -> Callable[[], Awaitable[m.DrainResult]]:
+        if params.cancel:
+            self._take_work_again()
+            return self._report
+        self._begin_draining()
+        job = self.runtimes.start(partial(self._drain, params))
+        return job.wait
+
+    def _begin_draining(self) -> None:
+        if not self.services.draining:
+            self.services.draining = True
+            self._waiting = trio.CancelScope()
+            systemd.notify(STATUS="draining")
+
+    def _take_work_again(self) -> None:
+        if self._terminating:
+            raise RpcError("conflict", "the daemon was told to end by a signal")
+        self.services.draining = False
+        self._waiting.cancel()
+        systemd.notify(STATUS="serving")
+
+    async def _drain(self, params: m.DrainParams) -> m.DrainResult:
+        allowed = self.services.config.daemon.drain_deadline_s
+        seconds = allowed if params.deadline_ms is None else params.deadline_ms / 1000
+        with self._waiting:
+            await self._quiesce(trio.current_time() + seconds)
+            await self._retry_saves(trio.current_time())
+            if params.exit and params.rescue:
+                await self._rescue()
+        if params.exit and self.services.draining and self._nothing_is_lost():
+            self._end()
+        return await self._report()
+
+    def _nothing_is_lost(self) -> bool:
+        """Every session is saved, or has a rescue copy."""
+        return all(pending.session_id in self._rescued for pending in self.pending_saves())
+
+    def _end(self) -> None:
+        self.exit_code = EXIT_RESCUED if self.pending_saves() else 0
+        self._exit.set()
+
+    async def _report(self) -> m.DrainResult:
+        await trio.lowlevel.checkpoint()
+        runs = sum(session.run is not None for session in self.sessions())
+        return m.DrainResult(
+            draining=self.services.draining,
+            quiet=not runs,
+            exiting=self._exit.is_set(),
+            runs=runs,
+            pending_saves=self.pending_saves(),
+            rescued=list(self._rescued.values()),
+        )
+
+    async def _terminate(self) -> None:
+        """The path of a signal: exit 0 when all is saved, 75 after a rescue copy; stay only if even that failed."""
+        with trio.CancelScope(shield=True):
+            self._begin_draining()
+            deadline = trio.current_time() + self.services.config.daemon.drain_deadline_s
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._hurried, nursery.cancel_scope)
+                await self._quiesce(max(trio.current_time(), deadline - STOPPING_S), deadline)
+                await self._retry_saves(deadline)
+                nursery.cancel_scope.cancel()
+            await self._quiesce(trio.current_time(), trio.current_time() + STOPPING_S / 2)
+            await self._rescue()
+            if self._nothing_is_lost():
+                self._end()
+                return
+            self._terminating, self._hurry = False, trio.Event()
+            text = "still running: a save is pending and no place takes a rescue copy; make room and send TERM again"
+            log.error(text)
+            systemd.notify(STATUS=text)
+
+    async def _hurried(self, scope: trio.CancelScope) -> None:
+        await self._hurry.wait()
+        scope.cancel()
+
+    async def _quiesce(self, stop_at: float, give_up_at: float | None = None) -> None:
+        """Runs may finish until ``stop_at``, then they are stopped; a write that hangs is given up on."""
+        with trio.move_on_at(stop_at):
+            await self._all_quiet()
+        for session in self.sessions():
+            if session.run:
+                session.run.stop()
+        with trio.move_on_at(trio.current_time() + 3600 if give_up_at is None else give_up_at):
+            await self._all_quiet()
+        for session in self.sessions():
+            session.saving.give_up()
+
+    async def _all_quiet(self) -> None:
+        for session in self.sessions():
+            await session.quiet()
+
+    async def _retry_saves(self, until: float) -> None:
+        """Flush what is pending, again and again until the deadline, once at least."""
+        while True:
+            for session in self.sessions():
+                await session.retry_save()
+            if not self.pending_saves() or trio.current_time() + RETRY_S > until:
+                return
+            await trio.sleep(RETRY_S)
+
+    async def _rescue(self) -> None:
+        for session in self.sessions():
+            if not session.saving.unsaved or session.core.kind == "memory":
+                continue
+            try:
+                self._rescued[session.core.id] = path = await session.saving.rescue()
+                log.error("session %s could not be saved; rescue copy: %s", session.core.id, path)
+            except StorageError as error:
+                log.error("session %s: no rescue copy: %s", session.core.id, error)
+
+    # --- for api.py ---------------------------------------------------------------------------------------------------
+
+    @property
+    def connections(self) -> int:
+        return len(self.clients)
+
+    def uptime_ms(self) -> int:
+        return self.services.clock.boot_ms() - self._started_ms
+
+    def count(self, counter: str) -> None:
+        counters = self.services.counters
+        counters[counter] = counters.get(counter, 0) + 1
+
+    def has_room(self, receiving: int) -> bool:
+        """All clients' unfinished frames share one budget; a small one is always let in."""
+        if receiving <= RECEIVING // CONNECTIONS:
+            return True
+        return sum(client.receiving for client in self.clients) <= RECEIVING
+
+    def pending_saves(self) -> list[m.PendingSave]:
+        return [
+            m.PendingSave(session_id=session.core.id, path=session.core.path, reason=session.core.unsaved)
+            for session in self.sessions()
+            if session.core.unsaved is not None
+        ]

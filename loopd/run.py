@@ -1,0 +1,164 @@
+"""One run: from the accepted prompt to what its agent left behind."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from typing import assert_never
+
+import trio
+from trio import to_thread
+
+from loop_protocol.v1.types import ErrorInfo, Message, ModelRef, RunResult, ToolCallBlock
+
+from .agent import (
+    Model,
+    ModelError,
+    Reply,
+    Said,
+    TextDelta,
+    ThinkingDelta,
+    ToolCallDelta,
+    ToolEnded,
+    ToolOutcome,
+    ToolOutput,
+    ToolStarted,
+)
+from .agent.context import ConversationInput
+from .agent.loop import Agent
+from .agent.prompt import system_prompt
+from .core.history import decode_message
+from .core.state import RunState, SessionCore
+from .services import Services
+
+log = logging.getLogger("loopd.run")
+
+
+@dataclass(slots=True)
+class Run:
+    """A run's task: ``scope`` is its only way to be cancelled, ``done`` comes after ``run_settled``."""
+
+    state: RunState
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    done: trio.Event = field(default_factory=trio.Event)
+
+    def stop(self) -> bool:
+        """Ask it to end; False when generation is over already (K-29)."""
+        if self.state.generating:
+            self.state.stop_requested = True
+            self.scope.cancel()
+        return self.state.stop_requested
+
+    async def result(self) -> RunResult | None:
+        """None when a fault closed the session before the run could settle."""
+        await self.done.wait()
+        return self.state.result
+
+
+class Conversation:
+    """A session's history as its model wants it: per prompt only what is new is encoded (S-23)."""
+
+    def __init__(self, core: SessionCore) -> None:
+        self._core = core
+        self._input: ConversationInput | None = None
+        self._model: ModelRef | None = None
+        self._fed = 0
+
+    async def for_model(self, model: Model) -> ConversationInput:
+        """All of the history so far; encoded anew only after an opening or a model switch."""
+        history = self._core.history
+        if self._input is None or self._model != model.ref:
+            fresh = ConversationInput(model)
+            await fresh.rebuild(model, [history.line(index) for index in range(history.messages)])
+            self._input, self._model, self._fed = fresh, model.ref, history.messages
+        while self._fed < history.messages:
+            self.add(decode_message(history.line(self._fed)))
+        return self._input
+
+    def add(self, message: Message) -> None:
+        assert self._input is not None
+        self._input.add(message)
+        self._fed += 1
+
+
+async def generate(
+    run: Run, core: SessionCore, conversation: Conversation, services: Services, env: dict[str, str]
+) -> ErrorInfo | None:
+    """Run a fresh agent from the history to its end (S-1). What went wrong is the run's outcome, never an exception."""
+    try:
+        with run.scope:
+            model = services.models.resolve(core.model)
+            conversed = await conversation.for_model(model)
+            now = datetime.fromtimestamp(services.clock.now_ms() / 1000)
+            prompt = partial(system_prompt, cwd=core.cwd, permission=core.permission, now=now)
+            agent = Agent(
+                model=model,
+                tools=services.tools,
+                input=conversed,
+                system=await to_thread.run_sync(prompt, abandon_on_cancel=True),
+                cwd=core.cwd,
+                env=env,
+                permission=core.permission,
+            )
+            await agent.run(_Context(run.state, core, conversation))
+    except Exception as error:  # boundary: agent run; outside the scope, where a clean-up that raises lands too
+        return _described(error, core.id)
+    return None
+
+
+class _Context:
+    """All that an agent sees of its session. Once generation has ended it refuses: a stale agent must not speak into
+    the next run."""
+
+    def __init__(self, run: RunState, core: SessionCore, conversation: Conversation) -> None:
+        self._run = run
+        self._core = core
+        self._conversation = conversation
+
+    def say(self, said: Said) -> None:
+        self._require_speaking()
+        shown = self._core.transcript
+        match said:
+            case TextDelta(text):
+                shown.say_text(text)
+            case ThinkingDelta(text):
+                shown.say_thinking(text)
+            case ToolCallDelta(id, name, arguments):
+                shown.say_call(id, name, arguments)
+            case ToolStarted(call):
+                shown.begin_tool(call)
+            case ToolOutput(call_id, text):
+                shown.say_output(call_id, text)
+            case ToolEnded(call_id, is_error):
+                shown.complete_tool(call_id, is_error=is_error)
+            case _:
+                assert_never(said)
+
+    def append(self, finished: Reply | ToolOutcome, call: ToolCallBlock | None = None) -> Message:
+        self._require_speaking()
+        message: Message
+        if isinstance(finished, Reply):
+            message = self._core.transcript.append_reply(
+                finished.content, finished.usage, finished.stop_reason, model=self._core.model
+            )
+        else:
+            assert call is not None
+            message = self._core.transcript.append_result(call, finished.content, is_error=finished.is_error)
+        self._conversation.add(message)
+        return message
+
+    def _require_speaking(self) -> None:
+        if not self._run.generating:
+            raise RuntimeError("this run has ended")
+
+
+def _described(error: Exception, session_id: str) -> ErrorInfo:
+    """A failed run's error, for people. A bug is logged with its traceback and named as such."""
+    if isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        return _described(error.exceptions[0], session_id)
+    if isinstance(error, ModelError):
+        return ErrorInfo(error.kind, str(error))
+    log.error("session %s: a fault in a run", session_id, exc_info=error)
+    return ErrorInfo("internal", f"a fault in the daemon ended the run: {type(error).__name__}: {error}")

@@ -1,0 +1,23 @@
+"""Sessions that are not open, read by path: the same records and checks as opening, without a lock."""
+
+from __future__ import annotations
+
+from trio import to_thread
+
+from .core.state import SessionCore
+from .services import Services
+from .session import restored
+from .storage import files
+
+
+class SavedSession:
+    """A session on disk."""
+
+    def __init__(self, path: str, services: Services) -> None:
+        self.path = path
+        self._services = services
+
+    async def read(self) -> SessionCore:
+        """Its state as of the last commit. Raises what opening raises, except that a lock does not matter."""
+        meta, history = await to_thread.run_sync(files.read_session, self._services.fs, self.path)
+        return restored(meta, history, kind="persistent", path=self.path, clock=self._services.clock)

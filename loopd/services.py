@@ -1,0 +1,34 @@
+"""What every session of the daemon shares. Plain values, made once by ``__main__.py``, or by a test with fakes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from .agent import Tool
+from .config import Config
+from .core.timings import Clock
+from .models import Catalogue
+from .storage.catalog import Catalog
+from .storage.fs import FileSystem
+
+
+@dataclass(slots=True, kw_only=True)
+class Services:
+    """``draining`` and the counters are all that changes here."""
+
+    config: Config
+    clock: Clock
+    models: Catalogue
+    tools: Sequence[Tool]
+    fs: FileSystem
+    catalog: Catalog
+    data_dir: str
+    rescue_roots: Sequence[str]
+    environ: dict[str, str]
+    draining: bool = False
+    counters: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def durable(self) -> bool:
+        return self.config.daemon.durability == "power-loss"

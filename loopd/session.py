@@ -1,0 +1,233 @@
+"""One open session: its supervised life, its slot, and the straight line of a prompt.
+
+Whatever takes the slot runs in the session's nursery and never in a connection's, so a disconnect cancels nothing.
+Nothing but ``Run.scope`` cancels a run: its task is shielded, and whoever ends the session stops the run and waits.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import trio
+
+from loop_protocol.v1 import events as ev
+from loop_protocol.v1.types import ModelRef, Permission, SessionKind, SessionState, UserMessage
+
+from .core.announce import Announce, Silent
+from .core.guards import Operation, Refused
+from .core.history import History
+from .core.state import SessionCore
+from .core.timings import Clock
+from .event_log import EventLog
+from .job import Job
+from .run import Conversation, Run, generate
+from .saving import Saving
+from .services import Services
+from .storage import Metadata, StorageError, Store
+
+log = logging.getLogger("loopd.session")
+T = TypeVar("T")
+
+
+class SessionLog:
+    """The session's part of its runtime's event log."""
+
+    def __init__(self, log: EventLog, session_id: str) -> None:
+        self.log = log
+        self.session_id = session_id
+
+    def publish(self, event: ev.Event) -> None:
+        self.log.publish(self.session_id, event)
+
+    def stream(self, key: tuple[str, str], text: str, build: Callable[[str], ev.Event]) -> None:
+        self.log.stream(self.session_id, key, text, build)
+
+
+def restored(
+    meta: Metadata,
+    history: History,
+    *,
+    kind: SessionKind,
+    path: str | None,
+    clock: Clock,
+    runtime_id: str | None = None,
+    announce: Announce | None = None,
+) -> SessionCore:
+    """The state of a session as its files tell it, right after they were validated."""
+    return SessionCore(
+        id=meta.id,
+        kind=kind,
+        cwd=meta.cwd,
+        path=path,
+        runtime_id=runtime_id,
+        created_at=meta.created_at,
+        updated_at=meta.updated_at,
+        model=meta.model,
+        permission=meta.permission,
+        unread=meta.unread,
+        pinned_at=meta.pinned_at,
+        history=history,
+        committed=history.messages,
+        committed_user=history.user_messages,
+        announce=announce or Silent(),
+        clock=clock,
+    )
+
+
+class Session:
+    """``serve`` is its life; ``ended`` is set when its lock is released."""
+
+    def __init__(
+        self, core: SessionCore, store: Store, services: Services, events: EventLog, env: dict[str, str]
+    ) -> None:
+        self.core = core
+        self.events = events
+        self.env = env
+        self.run: Run | None = None
+        self.ended = trio.Event()
+        self.on_fault: Callable[[Session], None] = lambda _: None
+        self.saving = Saving(core, store, services)
+        self._services = services
+        self._conversation = Conversation(core)
+        self._ending = trio.Event()
+        self._job: Job[Any] | None = None
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    async def serve(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Until the session is closed. However it ends, a run in it is stopped, saved and settled first."""
+        try:
+            async with trio.open_nursery() as nursery:
+                self.nursery = nursery
+                task_status.started()
+                try:
+                    await self._ending.wait()
+                finally:
+                    if self.run:
+                        self.run.stop()
+                nursery.cancel_scope.cancel()
+        finally:
+            self.core.closed = True
+            self.saving.close()
+            self.ended.set()
+
+    def finish(self) -> None:
+        """End without an event: the runtime goes on with another session (R-5). ``ended`` tells when it has."""
+        self.core.closed = True
+        self._ending.set()
+
+    def shut_down(self, reason: str, rescue: str | None = None) -> None:
+        """End and say so. Everything was saved, rescued or given up before."""
+        if not self.core.closed:
+            self.core.close(reason, rescue)
+        self._ending.set()
+
+    async def dispose(self) -> None:
+        """Stop and await what goes on, then close. Raises ``StorageError`` and stays open if the save fails (R-6)."""
+        self.core.disposing = True
+        try:
+            if self.run:
+                self.run.stop()
+            await self.quiet()
+            if self.core.unsaved is not None:
+                raise StorageError(self.core.unsaved)
+            self.shut_down("disposed")
+        finally:
+            self.core.disposing = False
+        await self.ended.wait()
+
+    async def quiet(self) -> None:
+        """Until nothing goes on in it."""
+        if self.run:
+            await self.run.done.wait()
+        if self._job:
+            await self._job.settled()
+
+    @property
+    def can_be_reopened(self) -> bool:
+        """Nothing would be lost if it were closed now."""
+        return self.core.kind == "persistent" and self.core.slot is None and not self.saving.unsaved
+
+    # --- the slot -----------------------------------------------------------------------------------------------------
+
+    def require(self, operation: Operation) -> None:
+        """Raise ``Refused`` when ``operation`` may not happen now."""
+        self.core.require(operation, draining=self._services.draining)
+
+    def start(self, operation: Operation, work: Callable[[], Awaitable[T]]) -> Job[T]:
+        """Take the slot and perform ``work`` in it. Raises ``Refused`` at once."""
+        self.require(operation)
+        self.core.take_slot(operation)
+        job: Job[T] = Job()
+        self._job = job
+        self.nursery.start_soon(self._perform, job, work)
+        return job
+
+    async def _perform(self, job: Job[T], work: Callable[[], Awaitable[T]]) -> None:
+        with trio.CancelScope(shield=True):
+            try:
+                value = await work()
+            except Exception as error:  # boundary: request; whoever waits for the job gets it
+                self.core.free_slot()
+                job.fail(error)
+            else:
+                self.core.free_slot()
+                job.succeed(value)
+
+    # --- what clients ask for -----------------------------------------------------------------------------------------
+
+    def state(self) -> SessionState:
+        """A snapshot that agrees with the event log's head."""
+        self.events.flush()
+        return self.core.state()
+
+    def prompt(self, message: UserMessage, *, request_id: str | None, digest: str | None) -> Run:
+        """Accept: from here on the prompt is kept. No await, and no event before the reply is queued (D-2)."""
+        self.run = run = Run(self.core.begin_run(message, request_id=request_id, digest=digest))
+        self.nursery.start_soon(self._run, run)
+        return run
+
+    async def _run(self, run: Run) -> None:
+        with trio.CancelScope(shield=True):
+            try:
+                self.core.announce_run(run.state)
+                error = await generate(run, self.core, self._conversation, self._services, self.env)
+                self.core.complete_run(run.state, error)
+                await self.saving.save()
+                self.core.settle_run(run.state)
+            except Exception:  # boundary: session supervisor; a bug closes this session, never the daemon (D-5)
+                log.exception("session %s: a fault closes it", self.core.id)
+                await self._close_after_fault()
+            self.run = None
+            run.done.set()
+
+    async def _close_after_fault(self) -> None:
+        """What is unsaved goes to a rescue copy, which the last event names."""
+        self.core.closed = True
+        rescued = None
+        if self.saving.unsaved:
+            try:
+                rescued = await self.saving.rescue()
+            except StorageError as error:
+                log.error("session %s: no rescue copy: %s", self.core.id, error)
+        self.core.close("fault", rescued)
+        self._ending.set()
+        self.on_fault(self)
+
+    async def set_model(self, model: ModelRef) -> ModelRef:
+        await self.saving.set(model=model)
+        return model
+
+    async def set_permission(self, permission: Permission) -> Permission:
+        await self.saving.set(permission=permission)
+        return permission
+
+    async def retry_save(self) -> None:
+        """One more try at a save that failed, if nothing else is at work."""
+        try:
+            if self.core.unsaved is not None:
+                await self.start(Operation.FLUSH, self.saving.flush).wait()
+        except (Refused, StorageError):
+            pass  # it stays pending, and whoever drains says so

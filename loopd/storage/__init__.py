@@ -1,0 +1,119 @@
+"""The store: sessions on disk, safe against crashes, full disks and second writers. ``storage.fs`` is the only door."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from loop_protocol.v1.types import ModelRef, Permission
+
+FORMAT = "loop-session"
+VERSION = 3
+
+
+class Committed(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """The range of ``history.jsonl`` that is published: the first ``bytes`` bytes with that checksum."""
+
+    commit_id: str
+    revision: int
+    bytes: int
+    crc32: int
+    messages: int
+    user_messages: int
+
+
+class Metadata(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """``meta.json``: small, and it does not grow with the history."""
+
+    format: str
+    version: int
+    min_reader: int
+    id: str
+    cwd: str
+    created_at: int
+    updated_at: int
+    unread: bool
+    model: ModelRef
+    permission: Permission
+    committed: Committed
+    pinned_at: int | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class Snapshot:
+    """What a commit shall publish: the first ``count`` of ``lines``.
+
+    ``lines`` is the whole history, every line with its newline, and only ever grows; ``commit_id`` stays the same
+    through all retries of one snapshot, so that one which was published after all is recognised (rule 3).
+    ``changes`` are metadata fields by attribute name; None removes an optional one.
+    """
+
+    commit_id: str
+    lines: Sequence[bytes]
+    count: int
+    messages: int
+    user_messages: int
+    changes: dict[str, Any] = field(default_factory=dict)
+
+
+class StorageError(Exception):
+    """The world refused. The previous committed range still reads; the text says what to do, for people."""
+
+
+class SessionLocked(Exception):
+    """Another writer has it open; ``holder`` is its pid where the system tells."""
+
+    def __init__(self, path: str, holder: int | None) -> None:
+        super().__init__(f"{path} is open in {f'process {holder}' if holder else 'another process'}")
+        self.path = path
+        self.holder = holder
+
+
+class SessionMissing(Exception):
+    """There is no session at that exact path."""
+
+
+class SessionMalformed(Exception):
+    """The file is damaged; nothing was changed. ``offset`` is a byte position in the file that ``path`` names."""
+
+    def __init__(self, path: str, reason: str, offset: int | None = None) -> None:
+        at = "" if offset is None else f" at byte {offset}"
+        super().__init__(f"{path}{at}: {reason}")
+        self.path = path
+        self.reason = reason
+        self.offset = offset
+
+
+class SessionUnsupported(Exception):
+    """Written by a newer version, which says that this one cannot read it."""
+
+
+class Store(Protocol):
+    """One open session, the only writer of it. Synchronous: the session calls it in a thread, one call at a time.
+
+    After any :class:`StorageError` the next call opens everything anew and re-reads what is published.
+    """
+
+    @property
+    def path(self) -> str | None:
+        """The absolute path of ``meta.json``, None in memory."""
+
+    @property
+    def meta(self) -> Metadata:
+        """As published last."""
+
+    def update(self, changes: dict[str, Any]) -> Metadata:
+        """Publish changed metadata; the history file stays byte-identical. Idempotent."""
+
+    def commit(self, snapshot: Snapshot, *, rewrite: bool = False) -> Metadata:
+        """Append what is not on disk yet and publish. With ``rewrite`` a missing or shortened history file is written
+        anew from memory; without it that is an error. Returns the metadata published."""
+
+    def rescue(self, roots: Sequence[str], snapshot: Snapshot) -> str:
+        """Write the snapshot as a rescue copy below the first of ``roots`` that takes it; answers its directory."""
+
+    def close(self) -> None:
+        """Release the lock. Never raises."""

@@ -1,0 +1,84 @@
+"""A snapshot that could not be saved where it belongs is kept elsewhere, whole, with what is needed to take it back."""
+
+from __future__ import annotations
+
+import os.path
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import msgspec
+
+from . import Metadata, SessionMalformed, SessionMissing, SessionUnsupported, Snapshot, StorageError
+from .document import META, Document, encode
+from .fs import DIRECTORY, FileSystem, blocks, failing, make_directories, opened, replace_file, sync_directory
+from .reading import HISTORY, read_metadata
+
+BASE = "base.json"
+
+
+@dataclass(slots=True, frozen=True)
+class Rescue:
+    """``base`` is what ``path`` publishes, ``meta`` (as ``document``) what ``snapshot`` would."""
+
+    path: str
+    base: Metadata
+    meta: Metadata
+    document: Document
+    snapshot: Snapshot
+
+    @property
+    def base_body(self) -> bytes:
+        committed = self.base.committed
+        told = {"path": self.path, "commitId": committed.commit_id, "bytes": committed.bytes, "crc32": committed.crc32}
+        return msgspec.json.encode(told) + b"\n"
+
+
+def write_rescue(fs: FileSystem, roots: Sequence[str], rescue: Rescue) -> str:
+    """``<root>/<session>-<revision>`` below the first root that takes it. A repeat answers the copy that is there."""
+    refusals: list[str] = []
+    for root in roots:
+        try:
+            with failing("write a rescue copy below", root):
+                return _write_below(fs, root, rescue)
+        except StorageError as error:
+            refusals.append(str(error))
+    raise StorageError("; ".join(refusals) or "no place for a rescue copy is configured")
+
+
+def _write_below(fs: FileSystem, root: str, rescue: Rescue) -> str:
+    make_directories(fs, root, durable=True)
+    name = f"{rescue.meta.id}-{rescue.meta.committed.revision}"
+    for attempt in count(1):
+        # The copy of another snapshot of that revision, left by an earlier daemon, is never written over.
+        target = os.path.join(root, name if attempt == 1 else f"{name}-{attempt}")
+        make_directories(fs, target, durable=True)
+        with opened(fs, target, DIRECTORY) as directory:
+            there = _commit_there(fs, directory, target, rescue.meta.id)
+            if there is None:
+                _write(fs, directory, rescue)
+            if there in (None, rescue.meta.committed.commit_id):
+                sync_directory(fs, root)
+                return target
+    raise AssertionError("count() never ends")
+
+
+def _commit_there(fs: FileSystem, directory: int, target: str, id: str) -> str | None:
+    """The commit of a complete copy: the metadata is written last, so where it reads the rest is there too."""
+    try:
+        meta, _ = read_metadata(fs, directory, path=os.path.join(target, META), id=id)
+        size = fs.stat(HISTORY, dir_fd=directory).st_size
+    except SessionUnsupported:
+        return ""  # a newer version's: not ours to replace
+    except (SessionMissing, SessionMalformed, FileNotFoundError):
+        return None
+    return meta.committed.commit_id if size >= meta.committed.bytes else None
+
+
+def _write(fs: FileSystem, directory: int, rescue: Rescue) -> None:
+    history = blocks(rescue.snapshot.lines, 0, rescue.snapshot.count)
+    replace_file(fs, HISTORY, history, dir_fd=directory, durable=True)
+    replace_file(fs, BASE, [rescue.base_body], dir_fd=directory, durable=True)
+    sync_directory(fs, ".", dir_fd=directory)
+    replace_file(fs, META, [encode(rescue.document)], dir_fd=directory, durable=True)
+    sync_directory(fs, ".", dir_fd=directory)

@@ -1,0 +1,168 @@
+"""A client's copy of a session's state: a snapshot with the events after it folded in equals the later snapshot.
+
+    state = attached.state
+    for params in events:
+        state = fold(state, params)
+
+Messages are no part of it: ``live_count`` says how many there are, ``message_end`` and ``session/messages`` have them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, assert_never
+
+import msgspec
+from msgspec import Raw, Struct, UnsetType
+from msgspec.structs import replace
+
+from .v1.events import (
+    EventParams,
+    EventsLost,
+    MessageEnd,
+    MessageStart,
+    MessageUpdate,
+    PromptTimingEvent,
+    RunSettled,
+    RunStarted,
+    SaveFailed,
+    SessionChanged,
+    SessionClosed,
+    SessionReplaced,
+    SessionSaved,
+    ToolExecutionEnd,
+    ToolExecutionStart,
+    ToolExecutionUpdate,
+)
+from .v1.types import (
+    OUTPUT_TAIL,
+    AssistantBlock,
+    Draft,
+    PromptTiming,
+    RunInfo,
+    RunningTool,
+    RunResult,
+    SessionState,
+    TextBlock,
+    ThinkingBlock,
+    Usage,
+)
+
+
+class NeedSnapshot(Exception):
+    """Events were lost, so that the state cannot be followed: attach again without ``since``."""
+
+
+def fold(state: SessionState, params: EventParams) -> SessionState:
+    """The state after one more event. Nothing of ``state`` is changed. Raises :class:`NeedSnapshot`."""
+    event = params.event
+    match event:
+        case RunStarted():
+            return replace(state, operation=event.operation, run=_begun(state, event, params.at))
+        case PromptTimingEvent():
+            return _timed(state, event.timing)
+        case MessageStart():
+            draft = Draft(event.message_id, []) if _role(event.message).role == "assistant" else state.draft
+            return replace(state, draft=draft)
+        case MessageUpdate():
+            return replace(state, draft=_extended(state.draft, event))
+        case MessageEnd():
+            return _ended(state, event)
+        case ToolExecutionStart(tool_call_id=id, tool_name=name, arguments=arguments):
+            tool = RunningTool(tool_call_id=id, tool_name=name, arguments=arguments, output="")
+            return replace(state, tools=[*state.tools, tool])
+        case ToolExecutionUpdate():
+            return replace(state, tools=[_printed(tool, event) for tool in state.tools])
+        case ToolExecutionEnd():
+            return replace(state, tools=[tool for tool in state.tools if tool.tool_call_id != event.tool_call_id])
+        case SessionChanged():
+            return replace(state, **_fields(event))
+        case SessionSaved():
+            return replace(state, has_pending_save=False, save_error=None, **_fields(event))
+        case SaveFailed():
+            return replace(state, has_pending_save=True, save_error=event.reason)
+        case RunSettled():
+            last = RunResult(run_id=event.run_id, outcome=event.outcome, saved=event.saved, error=event.error)
+            return replace(state, run=None, operation=None, draft=None, tools=[], last_run=last)
+        case SessionReplaced():
+            return event.new
+        case SessionClosed():
+            return state
+        case EventsLost():
+            raise NeedSnapshot(f"the events {event.first} to {event.last} of {params.runtime_id} were lost")
+    assert_never(event)
+
+
+def _begun(state: SessionState, event: RunStarted, at: int) -> RunInfo:
+    # A snapshot may be ahead of this event: a run is part of the state from its acceptance on.
+    if state.run is not None and state.run.run_id == event.run_id:
+        return state.run
+    # The real timing is in the next event.
+    return RunInfo(
+        run_id=event.run_id,
+        started_at=at,
+        timing=PromptTiming(started_at=at, user_message_index=state.live_count),
+    )
+
+
+def _timed(state: SessionState, timing: PromptTiming) -> SessionState:
+    run = state.run and replace(state.run, started_at=timing.started_at, timing=timing)
+    timings = state.timings if timing.finished_at is None else [*state.timings, timing]
+    return replace(state, run=run, timings=timings)
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+class _Role(Struct):
+    """What the fold needs of a message."""
+
+    role: Literal["user", "assistant", "toolResult"]
+    usage: Usage | None = None
+
+
+def _role(message: Raw) -> _Role:
+    return msgspec.json.decode(message, type=_Role)
+
+
+def _ended(state: SessionState, event: MessageEnd) -> SessionState:
+    if event.index is None or isinstance(event.message, UnsetType):
+        return replace(state, draft=None)
+    usage = _role(event.message).usage
+    return replace(
+        state, draft=None, live_count=event.index + 1, usage=state.usage if usage is None else state.usage + usage
+    )
+
+
+def _extended(draft: Draft | None, event: MessageUpdate) -> Draft | None:
+    """Text and thinking only: a tool call under construction is not shown in snapshots."""
+    if draft is None or draft.message_id != event.message_id:
+        return draft
+    content = draft.content
+    if event.thinking_delta:
+        content = _appended(content, ThinkingBlock(event.thinking_delta))
+    if event.text_delta:
+        content = _appended(content, TextBlock(event.text_delta))
+    return Draft(draft.message_id, content)
+
+
+def _appended(content: list[AssistantBlock], more: TextBlock | ThinkingBlock) -> list[AssistantBlock]:
+    match content, more:
+        case [*before, TextBlock(text=text)], TextBlock():
+            return [*before, TextBlock(text + more.text)]
+        case [*before, ThinkingBlock(thinking=thinking)], ThinkingBlock():
+            return [*before, ThinkingBlock(thinking + more.thinking)]
+    return [*content, more]
+
+
+# --- the rest ---------------------------------------------------------------------------------------------------------
+
+
+def _printed(tool: RunningTool, event: ToolExecutionUpdate) -> RunningTool:
+    if tool.tool_call_id != event.tool_call_id:
+        return tool
+    return replace(tool, output=(tool.output + event.output_delta)[-OUTPUT_TAIL:])
+
+
+def _fields(event: SessionChanged | SessionSaved) -> dict[str, Any]:
+    """All fields of these two are fields of the state, under the same names."""
+    return msgspec.structs.asdict(event)

@@ -1,0 +1,183 @@
+"""Events: one notification, ``event {runtimeId, sessionId, seq, at, event: {type, …}}``.
+
+``seq`` counts per runtime and lives in the envelope. Clients ignore event types that they do not know.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import UNSET, Raw, UnsetType, field
+
+from .types import (
+    ErrorInfo,
+    ModelRef,
+    Outcome,
+    Permission,
+    PromptTiming,
+    RawMessage,
+    SessionState,
+    Wire,
+)
+
+
+class Event(Wire, frozen=True, tag_field="type"):
+    """Base of all event bodies."""
+
+
+class RunStarted(Event, frozen=True, tag="run_started"):
+    """An accepted prompt began."""
+
+    run_id: str
+    operation: str
+
+
+class PromptTimingEvent(Event, frozen=True, tag="prompt_timing"):
+    """The run's timing, once at its start and once finished, before the save (P-5)."""
+
+    timing: PromptTiming
+
+
+class MessageStart(Event, frozen=True, tag="message_start", kw_only=True):
+    """A message begins; an assistant's has no index and no content yet."""
+
+    message_id: str
+    message: Raw
+    index: int | None = None
+
+
+class MessageUpdate(Event, frozen=True, tag="message_update", kw_only=True):
+    """More of the streaming message. Deltas that arrived together come as one event."""
+
+    message_id: str
+    text_delta: str | None = None
+    thinking_delta: str | None = None
+    tool_call_delta: ToolCallDelta | None = None
+
+
+class ToolCallDelta(Wire, frozen=True, kw_only=True):
+    """A fragment of a tool call's arguments, as JSON text; not valid JSON by itself."""
+
+    id: str
+    name: str
+    arguments_delta: str
+
+
+class MessageEnd(Event, frozen=True, tag="message_end", kw_only=True):
+    """The message as history has it (images by reference), or ``discarded``. It does not mean that it is saved (S-13)."""
+
+    message_id: str
+    index: int | None = None
+    message: RawMessage | UnsetType = UNSET  # not None: msgspec refuses an object for `Raw | None`
+    discarded: bool = False
+
+
+class ToolExecutionStart(Event, frozen=True, tag="tool_execution_start"):
+    """A tool begins with exactly these arguments."""
+
+    tool_call_id: str
+    tool_name: str
+    arguments: dict[str, Any]
+
+
+class ToolExecutionUpdate(Event, frozen=True, tag="tool_execution_update"):
+    """Output of a running tool, as it appears."""
+
+    tool_call_id: str
+    output_delta: str
+
+
+class ToolExecutionEnd(Event, frozen=True, tag="tool_execution_end"):
+    """A tool ended; its result message follows."""
+
+    tool_call_id: str
+    is_error: bool
+
+
+class SessionChanged(Event, frozen=True, tag="session_changed", kw_only=True):
+    """The session's small settings, all of them; an optional one that is missing is unset now."""
+
+    model: ModelRef
+    permission: Permission
+    unread: bool
+    updated_at: int
+    pinned_at: int | None = None
+    operation: str | None = None
+
+
+class SessionSaved(Event, frozen=True, tag="session_saved"):
+    """The history up to ``message_count`` is on disk."""
+
+    message_count: int
+    user_message_count: int
+    updated_at: int
+    unread: bool
+
+
+class SaveFailed(Event, frozen=True, tag="save_failed"):
+    """The snapshot is kept in memory; repair the cause, then ``session/flush``."""
+
+    reason: str
+
+
+class RunSettled(Event, frozen=True, tag="run_settled", kw_only=True):
+    """The last event of a run; exactly one for every accepted prompt."""
+
+    run_id: str
+    outcome: Outcome
+    saved: bool
+    error: ErrorInfo | None = None
+
+
+class SessionReplaced(Event, frozen=True, tag="session_replaced"):
+    """The runtime has another session now; the events that follow are the new one's (R-5)."""
+
+    old: str
+    new: SessionState
+
+
+class SessionClosed(Event, frozen=True, tag="session_closed", kw_only=True):
+    """The session is not open any more. ``rescue`` names the copy of what could not be saved."""
+
+    reason: str
+    rescue: str | None = None
+
+
+class EventsLost(Event, frozen=True, tag="events_lost", kw_only=True):
+    """This client read too slowly: the events ``from``…``to`` (inclusive) are gone for it. Attach again for a snapshot."""
+
+    first: int = field(name="from")
+    last: int = field(name="to")
+
+
+AnyEvent = (
+    RunStarted
+    | PromptTimingEvent
+    | MessageStart
+    | MessageUpdate
+    | MessageEnd
+    | ToolExecutionStart
+    | ToolExecutionUpdate
+    | ToolExecutionEnd
+    | SessionChanged
+    | SessionSaved
+    | SaveFailed
+    | RunSettled
+    | SessionReplaced
+    | SessionClosed
+    | EventsLost
+)
+
+EVENTS: dict[str, type[Event]] = {
+    str(event.__struct_config__.tag): event for event in AnyEvent.__args__ 
+}
+
+
+class EventParams(Wire, frozen=True, kw_only=True):
+    """The notification's parameters."""
+
+    runtime_id: str
+    session_id: str
+    seq: int
+    at: int
+    event: AnyEvent

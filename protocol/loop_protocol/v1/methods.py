@@ -1,0 +1,382 @@
+"""The method table: one row drives the server's dispatch, the typed clients, the schema and the docs.
+
+A new method is a new row here and a function of the same name in ``loopd/api.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from .types import (
+    DamagedSession,
+    ErrorInfo,
+    ModelRef,
+    Outcome,
+    Params,
+    Permission,
+    RawMessage,
+    RunResult,
+    SessionKind,
+    SessionRow,
+    SessionState,
+    Wire,
+)
+
+# `$` and not Python's `\Z`: the pattern stands in the JSON Schema too, and here both say the same.
+Path = Annotated[str, Meta(pattern=r"^/[^\x00]*$", max_length=4096, description="absolute path, without NUL")]
+Count = Annotated[int, Meta(ge=0, le=2**53 - 1)]
+RequestId = Annotated[str, Meta(min_length=1, max_length=128)]
+Identifier = Annotated[str, Meta(min_length=1, max_length=128)]
+
+# --- server -----------------------------------------------------------------------------------------------------------
+
+
+class ClientInfo(Wire, frozen=True):
+    name: str
+    version: str | None = None
+
+
+class ClientCapabilities(Wire, frozen=True):
+    approvals: bool = False
+
+
+class InitializeParams(Wire, frozen=True):
+    """The only parameters whose unknown fields are ignored: a later client must be able to negotiate."""
+
+    versions: list[int]
+    client: ClientInfo | None = None
+    capabilities: ClientCapabilities | None = None
+
+
+class ServerInfo(Wire, frozen=True):
+    name: str
+    version: str
+
+
+class Capabilities(Wire, frozen=True):
+    """What this daemon has of version 1: its methods and its event types."""
+
+    methods: list[str]
+    events: list[str]
+
+
+class Limits(Wire, frozen=True, kw_only=True):
+    """Bytes, except where the name says otherwise."""
+
+    frame: int
+    frame_before_initialize: int
+    batch: int
+    nesting: int
+    request_id: int
+    connections: int
+    requests_in_flight: int
+    event_log_events: int
+    event_log_bytes: int
+    page: int
+
+
+class InitializeResult(Wire, frozen=True):
+    version: int
+    server: ServerInfo
+    capabilities: Capabilities
+    limits: Limits
+
+
+class NoParams(Params, frozen=True):
+    pass
+
+
+class Nothing(Wire, frozen=True):
+    pass
+
+
+class PendingSave(Wire, frozen=True, kw_only=True):
+    session_id: str
+    reason: str
+    path: str | None = None
+
+
+class ServerStatus(Wire, frozen=True, kw_only=True):
+    version: str
+    pid: int
+    uptime_ms: int
+    draining: bool
+    runtimes: int
+    sessions: int
+    runs: int
+    pending_approvals: int
+    pending_saves: list[PendingSave]
+    connections: int
+    socket: str
+    data_dir: str
+    counters: dict[str, int]
+
+
+class DescribeResult(Wire, frozen=True):
+    schema: dict[str, Any]
+
+
+class DrainParams(Params, frozen=True, kw_only=True):
+    """``exit``: end the daemon once it is quiet. ``rescue``: also over a pending save, after writing a rescue copy.
+
+    ``cancel``: take work again instead.
+    """
+
+    deadline_ms: Annotated[int, Meta(ge=0, le=2147483647)] | None = None
+    exit: bool = False
+    rescue: bool = False
+    cancel: bool = False
+
+
+class DrainResult(Wire, frozen=True, kw_only=True):
+    draining: bool
+    quiet: bool
+    exiting: bool
+    runs: int
+    pending_saves: list[PendingSave]
+    rescued: list[str]
+
+
+# --- runtime ----------------------------------------------------------------------------------------------------------
+
+
+class OpenSession(Params, frozen=True, kw_only=True):
+    kind: Literal["new", "continue", "open", "memory"]
+    path: Path | None = None
+    session_dir: Path | None = None
+
+
+class RuntimeOpenParams(Params, frozen=True, kw_only=True):
+    cwd: Path
+    session: OpenSession
+    runtime_id: Literal["new"] | None = None
+    model: ModelRef | None = None
+    permission: Permission | None = None
+    env: dict[str, str] | None = None
+
+
+class RuntimeOpenResult(Wire, frozen=True, kw_only=True):
+    """``created`` is false when an open runtime was joined."""
+
+    runtime_id: str
+    session_id: str
+    created: bool
+    state: SessionState
+    path: str | None = None
+
+
+class RuntimeParams(Params, frozen=True):
+    runtime_id: Identifier
+
+
+class RuntimeRow(Wire, frozen=True, kw_only=True):
+    runtime_id: str
+    cwd: str
+    session_id: str
+    kind: SessionKind
+    message_count: int
+    running: bool
+    has_pending_save: bool
+    default: bool
+    path: str | None = None
+
+
+class RuntimeListResult(Wire, frozen=True):
+    runtimes: list[RuntimeRow]
+
+
+class ReplaceResult(Wire, frozen=True, kw_only=True):
+    cancelled: bool
+    runtime_id: str
+    session_id: str
+    created: bool
+    state: SessionState
+    path: str | None = None
+
+
+class AttachParams(Params, frozen=True, kw_only=True):
+    """``since``: the last ``seq`` seen, exclusive. ``follow: false`` ends the subscription at ``session_replaced``."""
+
+    runtime_id: Identifier
+    since: Count | None = None
+    follow: bool = True
+
+
+class AttachResult(Wire, frozen=True, kw_only=True):
+    """With ``replayed`` the missed events follow; else ``state`` is the snapshot as of ``seq``."""
+
+    seq: int
+    state: SessionState | None = None
+    replayed: bool = False
+
+
+# --- session ----------------------------------------------------------------------------------------------------------
+
+
+class SessionListParams(Params, frozen=True, kw_only=True):
+    """Without ``cwd``: all workspaces."""
+
+    cwd: Path | None = None
+    session_dir: Path | None = None
+    limit: Annotated[int, Meta(ge=1, le=2147483647)] | None = None
+
+
+class SessionListResult(Wire, frozen=True, kw_only=True):
+    sessions: list[SessionRow]
+    damaged: list[DamagedSession]
+    legacy: list[str]
+    unsupported: int
+
+
+class SessionParams(Params, frozen=True):
+    session_id: Identifier
+
+
+class SessionOrPathParams(Params, frozen=True, kw_only=True):
+    """Exactly one of the two; a path reads a session that is not open."""
+
+    session_id: Identifier | None = None
+    path: Path | None = None
+
+
+class MessagesParams(Params, frozen=True, kw_only=True):
+    session_id: Identifier | None = None
+    path: Path | None = None
+    start: Count = 0
+    limit: Annotated[int, Meta(ge=1, le=2147483647)] | None = None
+
+
+class MessagesResult(Wire, frozen=True, kw_only=True):
+    """A page of at most 1 MiB or one message. ``committed``: how many of ``total`` are on disk."""
+
+    start: int
+    total: int
+    committed: int
+    messages: list[RawMessage]
+
+
+class ImageInput(Params, frozen=True, tag_field="type", tag="image"):
+    data: str
+    mime_type: str
+
+
+class TextInput(Params, frozen=True, tag_field="type", tag="text"):
+    text: str
+
+
+Content = str | list[TextInput | ImageInput]
+
+
+class PromptParams(Params, frozen=True, kw_only=True):
+    session_id: Identifier
+    content: Content
+    request_id: RequestId | None = None
+    wait: bool = False
+
+
+class PromptResult(Wire, frozen=True, kw_only=True):
+    """``runId`` at acceptance; with ``wait: true`` also what ``run/wait`` answers."""
+
+    run_id: str
+    outcome: Outcome | None = None
+    saved: bool | None = None
+    error: ErrorInfo | None = None
+
+
+class RunParams(Params, frozen=True):
+    run_id: Identifier
+
+
+class StopParams(Params, frozen=True):
+    session_id: Identifier
+    run_id: Identifier
+
+
+class StopResult(Wire, frozen=True):
+    stopped: bool
+
+
+class FlushResult(Wire, frozen=True):
+    flushed: bool
+
+
+class SetModelParams(Params, frozen=True):
+    session_id: Identifier
+    model: ModelRef
+
+
+class SetModelResult(Wire, frozen=True):
+    model: ModelRef
+
+
+class SetPermissionParams(Params, frozen=True):
+    session_id: Identifier
+    permission: Permission
+
+
+class SetPermissionResult(Wire, frozen=True):
+    permission: Permission
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+class ModelRow(Wire, frozen=True, kw_only=True):
+    """``usable`` false comes with the ``reason``. ``default``: what a new session gets."""
+
+    provider: str
+    id: str
+    usable: bool
+    input: list[str]
+    default: bool
+    reason: str | None = None
+    context_window: int | None = None
+    max_output: int | None = None
+
+
+class ModelListResult(Wire, frozen=True):
+    models: list[ModelRow]
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """``starts_work``: its reply would come after its own events in a batch, so it may not stand in one."""
+
+    name: str
+    params: type
+    result: type
+    summary: str
+    starts_work: bool = False
+
+
+_TABLE = (
+    Method("initialize", InitializeParams, InitializeResult, "negotiate the version; must come first"),
+    Method("server/status", NoParams, ServerStatus, "what the daemon is doing; never blocked by a session"),
+    Method("server/describe", NoParams, DescribeResult, "the JSON schema of this version"),
+    Method("server/drain", DrainParams, DrainResult, "take no new work; answers when quiet, with what is still pending"),
+    Method("runtime/open", RuntimeOpenParams, RuntimeOpenResult, "a runtime with its session: made, or joined"),
+    Method("runtime/list", NoParams, RuntimeListResult, "the open runtimes"),
+    Method("runtime/newSession", RuntimeParams, ReplaceResult, "replace the session by an empty one"),
+    Method("runtime/dispose", RuntimeParams, Nothing, "stop and await the run, close the session, release the runtime"),
+    Method("runtime/attach", AttachParams, AttachResult, "events from here on, after a snapshot or what was missed"),
+    Method("runtime/detach", RuntimeParams, Nothing, "no more events of this runtime on this connection"),
+    Method("session/list", SessionListParams, SessionListResult, "saved sessions, newest first, from metadata only"),
+    Method("session/state", SessionOrPathParams, SessionState, "a snapshot of one session"),
+    Method("session/messages", MessagesParams, MessagesResult, "a page of the conversation"),
+    Method("session/prompt", PromptParams, PromptResult, "start a run; answers at acceptance", starts_work=True),
+    Method("session/stop", StopParams, StopResult, "end that run; answers when it is settled"),
+    Method("session/abort", SessionParams, StopResult, "cancel and drain everything of the session"),
+    Method("session/flush", SessionParams, FlushResult, "write a snapshot whose save failed"),
+    Method("session/setModel", SetModelParams, SetModelResult, "choose the model"),
+    Method("session/setPermission", SetPermissionParams, SetPermissionResult, "choose the permission preset"),
+    Method("run/wait", RunParams, RunResult, "wait until a run is settled; always a result"),
+    Method("model/list", NoParams, ModelListResult, "what can be chosen here, and why the rest cannot"),
+)
+
+METHODS: dict[str, Method] = {method.name: method for method in _TABLE}

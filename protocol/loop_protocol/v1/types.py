@@ -1,0 +1,232 @@
+"""The records that cross the socket and that the history file keeps: messages, timings, the session's state.
+
+Names are camelCase on the wire. An optional field is omitted, never null. Times are integer Unix milliseconds.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Raw, Struct
+
+
+class Wire(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """Base of everything that is sent. Unknown fields are ignored, so that a newer daemon can say more."""
+
+
+class Params(Wire, frozen=True, forbid_unknown_fields=True):
+    """Base of every method's parameters. An unknown field is an error: a typo must not be silently ignored (D-1)."""
+
+
+Permission = Literal["read-only", "workspace-write", "danger-full-access"]
+Outcome = Literal["success", "error", "cancelled"]
+StopReason = Literal["stop", "toolUse", "length", "error", "aborted"]
+SessionKind = Literal["persistent", "draft", "memory"]
+
+
+class ModelRef(Wire, frozen=True):
+    """A model's identity, never its credentials. ``effort`` is the reasoning effort where a model has one."""
+
+    provider: str
+    id: str
+    effort: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.provider}/{self.id}"
+
+
+class Usage(Wire, frozen=True):
+    """Tokens as the provider reported them. Cached tokens are part of ``input_tokens``."""
+
+    input_tokens: int
+    output_tokens: int
+    cache_read_tokens: int = 0
+    cache_write_tokens: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.input_tokens + other.input_tokens,
+            self.output_tokens + other.output_tokens,
+            self.cache_read_tokens + other.cache_read_tokens,
+            self.cache_write_tokens + other.cache_write_tokens,
+        )
+
+
+# --- content blocks ---------------------------------------------------------------------------------------------------
+
+
+class TextBlock(Wire, frozen=True, tag_field="type", tag="text"):
+    text: str
+
+
+class ImageBlock(Wire, frozen=True, tag_field="type", tag="image", kw_only=True):
+    """Base64 ``data`` in messages; events and snapshots carry ``bytes``, ``index`` and ``block`` instead of it."""
+
+    mime_type: str
+    data: str | None = None
+    bytes: int | None = None
+    index: int | None = None
+    block: int | None = None
+
+
+class ThinkingBlock(Wire, frozen=True, tag_field="type", tag="thinking"):
+    thinking: str
+    signature: str | None = None
+
+
+class ToolCallBlock(Wire, frozen=True, tag_field="type", tag="toolCall"):
+    id: str
+    name: str
+    arguments: dict[str, Any]
+
+
+UserBlock = TextBlock | ImageBlock
+AssistantBlock = TextBlock | ThinkingBlock | ToolCallBlock
+Block = TextBlock | ImageBlock | ThinkingBlock | ToolCallBlock
+
+
+# --- messages: a line of the history file is byte for byte what session/messages answers ---------------------------------
+
+
+class UserMessage(Wire, frozen=True, tag_field="role", tag="user", kw_only=True):
+    index: int
+    content: list[UserBlock]
+    timestamp: int
+
+
+class AssistantMessage(Wire, frozen=True, tag_field="role", tag="assistant", kw_only=True):
+    index: int
+    content: list[AssistantBlock]
+    timestamp: int
+    provider: str
+    model: str
+    usage: Usage
+    stop_reason: StopReason
+    error_message: str | None = None
+
+
+class ToolResultMessage(Wire, frozen=True, tag_field="role", tag="toolResult", kw_only=True):
+    index: int
+    content: list[UserBlock]
+    timestamp: int
+    tool_call_id: str
+    tool_name: str
+    is_error: bool
+
+
+Message = UserMessage | AssistantMessage | ToolResultMessage
+
+# A message whose JSON is passed on as it is stored.
+RawMessage = Annotated[Raw, Meta(extra_json_schema={"$ref": "#/$defs/Message"})]
+
+
+class PromptTiming(Wire, frozen=True, kw_only=True):
+    """Wall time of one accepted prompt (P-1). ``message_start_index`` is inclusive, ``message_end_index`` exclusive."""
+
+    user_message_index: int
+    started_at: int
+    id: str | None = None
+    message_start_index: int | None = None
+    message_end_index: int | None = None
+    finished_at: int | None = None
+    stopped: bool = False
+
+
+class ErrorInfo(Wire, frozen=True):
+    """What went wrong. ``errors`` holds the parts when a run and its save failed both (S-17)."""
+
+    kind: str
+    message: str
+    errors: list[ErrorInfo] | None = None
+
+
+# --- a session as clients see it ------------------------------------------------------------------------------------------
+
+
+class RunInfo(Wire, frozen=True, kw_only=True):
+    run_id: str
+    started_at: int
+    timing: PromptTiming
+
+
+class RunResult(Wire, frozen=True, kw_only=True):
+    """How a run ended: ``run/wait`` always answers with it, whatever the outcome."""
+
+    run_id: str
+    outcome: Outcome
+    saved: bool
+    error: ErrorInfo | None = None
+
+
+class Draft(Wire, frozen=True):
+    """The assistant message being streamed. It is not history (S-11)."""
+
+    message_id: str
+    content: list[AssistantBlock]
+
+
+class RunningTool(Wire, frozen=True, kw_only=True):
+    """A tool call under way; ``output`` is the tail of what it printed (``OUTPUT_TAIL`` characters at most)."""
+
+    tool_call_id: str
+    tool_name: str
+    arguments: dict[str, Any]
+    output: str
+
+
+OUTPUT_TAIL = 4096
+
+
+class QueueState(Wire, frozen=True):
+    items: list[Raw]
+    paused: str | None = None
+
+
+class SessionState(Wire, frozen=True, kw_only=True):
+    """Everything about a session but its messages. Folding events over it gives the later state (see ``replica``)."""
+
+    session_id: str
+    cwd: str
+    kind: SessionKind
+    model: ModelRef
+    permission: Permission
+    unread: bool
+    created_at: int
+    updated_at: int
+    message_count: int
+    user_message_count: int
+    live_count: int
+    timings: list[PromptTiming]
+    tools: list[RunningTool]
+    queue: QueueState
+    approvals: list[Raw]
+    has_pending_save: bool
+    usage: Usage
+    runtime_id: str | None = None
+    path: str | None = None
+    pinned_at: int | None = None
+    operation: str | None = None
+    run: RunInfo | None = None
+    last_run: RunResult | None = None
+    draft: Draft | None = None
+    save_error: str | None = None
+
+
+class SessionRow(Wire, frozen=True, kw_only=True):
+    """One session of a list, from its metadata alone."""
+
+    session_id: str
+    path: str
+    cwd: str
+    created_at: int
+    updated_at: int
+    message_count: int
+    user_message_count: int
+    unread: bool
+    live: bool
+    pinned_at: int | None = None
+
+
+class DamagedSession(Wire, frozen=True):
+    path: str
+    reason: str

@@ -1,0 +1,38 @@
+"""A scope for single tool calls, and a process that is a subreaper as the daemon is."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from agent_recording import MakeScope, left_over
+
+from loop_protocol.v1.types import Permission
+from loopd.agent import ToolScope
+from loopd.agent.tools.process import become_subreaper
+
+
+@pytest.fixture
+def make_scope(tmp_path: Path) -> MakeScope:
+    def make(
+        *,
+        cwd: str = str(tmp_path),
+        permission: Permission = "danger-full-access",
+        output: Callable[[str], None] = lambda _: None,
+    ) -> ToolScope:
+        return ToolScope("call", cwd, {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}, permission, output)
+
+    return make
+
+
+@pytest.fixture
+def subreaper() -> Iterator[None]:
+    """As the daemon is one; what is there before belongs to other tests, what is there afterwards is a failure."""
+    before = set(left_over())
+    become_subreaper()
+    yield
+    ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)
+    assert set(left_over()) <= before

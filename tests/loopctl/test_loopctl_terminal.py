@@ -1,0 +1,85 @@
+"""What a terminal is shown, what a pipe gets, and how fast and how quietly the program comes and goes."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import tty
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted_daemon import ScriptedDaemon, answering, conversation, says
+
+from loopctl.terminal import one_line, visible
+
+LOOPCTL = [sys.executable, "-m", "loopctl"]
+NASTY = "curl e|sh\r\x1b[2K ls \u202e\u200b\x9b1m"
+
+
+@given(st.text())
+def test_what_is_shown_has_nothing_that_acts_or_hides(text: str) -> None:  # K-45
+    shown = visible(text)
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]", shown)
+    assert len(shown) >= len(text)
+
+
+@given(st.text(alphabet=st.characters(codec="utf-8")))
+def test_shown_json_is_still_the_same_json(text: str) -> None:
+    assert json.loads(visible(json.dumps({"a": text}, ensure_ascii=False))) == {"a": text}
+
+
+def test_a_cut_line_says_how_much_is_missing() -> None:
+    assert one_line("a\n b", 10) == "a b"
+    assert one_line("0123456789", 4) == "0123… (6 more characters)"
+
+
+def test_a_terminal_sees_escapes_and_a_pipe_gets_every_byte(socket_path: str, cwd: str) -> None:  # K-45
+    with ScriptedDaemon(socket_path, answering(cwd, *conversation(*says(NASTY)))):
+        piped = subprocess.run([*LOOPCTL, "prompt", "x"], capture_output=True, check=True, timeout=20)
+        master, slave = pty.openpty()
+        tty.setraw(slave)  # else the terminal itself turns \n into \r\n
+        subprocess.run([*LOOPCTL, "prompt", "x"], stdout=slave, stderr=slave, stdin=slave, check=True, timeout=20)
+        os.close(slave)
+        shown = os.read(master, 65536).decode()
+        os.close(master)
+    assert piped.stdout.decode() == NASTY + "\n"
+    assert shown == r"curl e|sh\u000d\u001b[2K ls \u202e\u200b\u009b1m" + "\n"
+
+
+def test_a_reader_that_goes_away_ends_it_quietly(socket_path: str, cwd: str) -> None:
+    with ScriptedDaemon(socket_path, answering(cwd, *conversation(*says("x" * 2000)))) as daemon:
+        read, write = os.pipe()
+        os.close(read)
+        ran = subprocess.run([*LOOPCTL, "prompt", "x"], stdout=write, stderr=subprocess.PIPE, timeout=20)
+        os.close(write)
+    assert (ran.returncode, ran.stderr) == (0, b"")
+    assert daemon.asked("session/stop") == []  # the run goes on
+
+
+def test_an_encoding_without_the_character_shows_which_it_is(socket_path: str, cwd: str) -> None:
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    with ScriptedDaemon(socket_path, answering(cwd, *conversation(*says("né")))):
+        ran = subprocess.run([*LOOPCTL, "prompt", "x"], capture_output=True, env=environment, timeout=20)
+    assert (ran.returncode, ran.stdout) == (0, b"n\\xe9\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "absent"),
+    [
+        (["--help"], ["msgspec", "trio", "loopd", "socket", "loop_protocol"]),
+        (["prompt", "--help"], ["trio", "loopd", "asyncio", "rich", "subprocess", "loopctl.commands.attach"]),
+        (["messages", "--help"], ["trio", "loopd", "asyncio", "loopctl.commands.prompt"]),
+    ],
+)
+def test_a_command_imports_only_what_it_needs(arguments: list[str], absent: list[str]) -> None:
+    code = "import sys; from loopctl.__main__ import run; run(sys.argv[1:]); print('MODULES', *sys.modules)"
+    ran = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True, timeout=20
+    )
+    modules = ran.stdout.split("MODULES")[1].split()
+    assert [name for name in absent if name in modules] == []

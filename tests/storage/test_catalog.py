@@ -1,0 +1,186 @@
+"""Lists: the workspace's sessions newest first, whatever else lies beside them."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from storage_disks import NOW, Conversation, Counting, Steps, create_in
+
+from loopd.storage import Metadata
+from loopd.storage.catalog import Catalog
+
+
+def _session(root: Path, *, updated_at: int = NOW, said: str | None = None, **options: Any) -> Path:
+    store = create_in(Steps(), root, str(uuid.uuid4()), updated_at=updated_at, durable=False, **options)
+    if said is not None:
+        store.commit(Conversation().turn(said))
+    store.close()
+    return Path(store.path or "")
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Catalog:
+    return Catalog(Steps(), str(tmp_path / "data"))
+
+
+def _paths(catalog: Catalog, cwd: Path | None, session_dir: str | None = None, limit: int | None = None) -> list[Path]:
+    rows = catalog.list(None if cwd is None else str(cwd), session_dir, limit).rows
+    return [Path(row.path) for row in rows]
+
+
+def test_a_missing_directory_is_an_empty_list(catalog: Catalog, tmp_path: Path) -> None:  # S-4
+    for session_dir in (None, str(tmp_path / "none")):
+        for cwd in (None, str(tmp_path)):
+            listing = catalog.list(cwd, session_dir)
+            assert (listing.rows, listing.damaged, listing.legacy, listing.unsupported) == ([], [], [], 0)
+    assert catalog.most_recent(str(tmp_path), None) is None
+    assert catalog.highest(str(tmp_path), None) == 0
+    assert not (tmp_path / "data").exists()
+
+
+def test_newest_first_and_ties_by_id_descending(catalog: Catalog, tmp_path: Path) -> None:  # S-4, K-10
+    old = _session(tmp_path, updated_at=NOW - 5)
+    tied = sorted([_session(tmp_path) for _ in range(5)], reverse=True)
+    new = _session(tmp_path, updated_at=NOW + 5)
+    assert _paths(catalog, tmp_path) == [new, *tied, old]
+    assert _paths(catalog, tmp_path, limit=2) == [new, tied[0]]
+    assert catalog.most_recent(str(tmp_path), None) == str(new)
+
+
+def test_rows_carry_counts_from_metadata_and_no_history_is_opened(tmp_path: Path) -> None:  # S-4, S-23, K-14
+    _session(tmp_path, said="hello")
+    fs = Counting()
+    row = Catalog(fs, str(tmp_path / "data")).list(str(tmp_path), None).rows[0]
+    assert (row.meta.committed.messages, row.meta.committed.user_messages, row.meta.unread) == (4, 1, True)
+    assert fs.calls.count("read") == 1
+
+
+def test_only_the_canonical_workspace_by_whatever_name(catalog: Catalog, tmp_path: Path) -> None:  # S-4, K-11
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    through_link = _session(tmp_path, cwd=str(tmp_path / "link"))
+    through_real = _session(tmp_path, cwd=str(tmp_path / "real"), updated_at=NOW - 1)
+    elsewhere = _session(tmp_path, updated_at=NOW - 2)
+    for name in ("link", "real", "real/../link/."):
+        assert _paths(catalog, tmp_path / name) == [through_link, through_real]
+    assert _paths(catalog, None) == [through_link, through_real, elsewhere]
+
+
+def test_a_session_directory_is_listed_by_workspace_too(catalog: Catalog, tmp_path: Path) -> None:  # S-2, S-4
+    mine = str(tmp_path / "mine")
+    here = _session(tmp_path, session_dir=mine)
+    there = _session(tmp_path, session_dir=mine, cwd="/", updated_at=NOW - 1)
+    assert _paths(catalog, tmp_path, mine) == [here]
+    assert _paths(catalog, None, mine) == [here, there]
+    assert _paths(catalog, tmp_path) == []
+
+
+def test_damaged_sessions_are_named_and_hide_nothing(catalog: Catalog, tmp_path: Path) -> None:  # S-4, K-8
+    sessions = [_session(tmp_path, said="hi") for _ in range(18)]
+    assert len(_paths(catalog, tmp_path)) == 18
+    sessions[3].write_bytes(bytes(413))
+    assert len(_paths(catalog, tmp_path)) == 17
+    flipped = bytearray(sessions[5].read_bytes())
+    flipped[flipped.index(b'"id"') + 8] ^= 4
+    sessions[5].write_bytes(flipped)
+    cwd = bytearray(sessions[6].read_bytes())
+    cwd[cwd.index(b'"cwd"') + 8] ^= 4
+    sessions[6].write_bytes(cwd)
+    os.truncate(sessions[7].with_name("history.jsonl"), 10)
+    sessions[8].with_name("history.jsonl").unlink()
+    sessions[9].unlink()
+    sessions[10].unlink()
+    os.mkfifo(sessions[10])
+    before = {path: path.read_bytes() for path in sessions if path.is_file()}
+    listing = catalog.list(str(tmp_path), None)
+    reasons = {Path(damaged.path): damaged.reason for damaged in listing.damaged}
+    assert set(reasons) == {sessions[number] for number in (3, 5, 6, 7, 8, 9, 10)}
+    for number, reason in {
+        3: "JSON",
+        5: "id",
+        6: "cwd",
+        7: "10 bytes",
+        8: "missing",
+        9: "missing",
+        10: "regular",
+    }.items():
+        assert reason in reasons[sessions[number]]
+    assert {Path(row.path) for row in listing.rows} == set(sessions) - set(reasons)
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_damaged_session_that_is_repaired_lists_again(catalog: Catalog, tmp_path: Path) -> None:
+    history = _session(tmp_path, said="hi").with_name("history.jsonl")
+    history.rename(tmp_path / "away")
+    assert _paths(catalog, tmp_path) == []
+    (tmp_path / "away").rename(history)
+    assert len(_paths(catalog, tmp_path)) == 1
+
+
+def test_a_creation_that_was_cut_off_is_no_session(catalog: Catalog, tmp_path: Path) -> None:
+    path = _session(tmp_path)
+    path.unlink()
+    listing = catalog.list(str(tmp_path), None)
+    assert (listing.rows, listing.damaged) == ([], [])
+
+
+def test_earlier_and_newer_formats_are_told_apart_and_left_alone(catalog: Catalog, tmp_path: Path) -> None:  # S-4, S-18
+    place = _session(tmp_path).parent.parent
+    newer = _session(tmp_path)
+    newer.write_text(json.dumps(json.loads(newer.read_text()) | {"minReader": 9, "format": "loop-session"}))
+    header = {"format": "loop-session", "version": 2, "id": "old", "cwd": os.path.realpath(tmp_path)}
+    (place / "old.jsonl").write_text(json.dumps(header) + '\n{"role":"user"}\n')
+    (place / "elsewhere.jsonl").write_text(json.dumps(header | {"cwd": "/"}) + "\n")
+    (place / "future.jsonl").write_text(json.dumps(header | {"version": 7}) + "\n")
+    (place / "noise.jsonl").write_bytes(b"\xff\0")
+    (place / "notes.txt").write_text("mine")
+    listing = catalog.list(str(tmp_path), None)
+    assert listing.legacy == [str(place / "old.jsonl")]
+    assert (len(listing.rows), listing.damaged, listing.unsupported) == (1, [], 3)
+
+
+def test_a_list_sees_what_was_published_since(catalog: Catalog, tmp_path: Path) -> None:
+    """However fast: two publications may share clock tick, size and even inode number."""
+    store, talk = create_in(Steps(), tmp_path, durable=False), Conversation()
+    for pin in range(1, 30):
+        published: Metadata = store.update({"pinned_at": pin}) if pin % 3 else store.commit(talk.turn())
+        assert [row.meta for row in catalog.list(str(tmp_path), None).rows] == [published]
+    store.close()
+
+
+def test_highest_counts_what_is_on_disk_and_what_was_noted(catalog: Catalog, tmp_path: Path) -> None:  # S-9
+    _session(tmp_path, updated_at=NOW + 70)
+    workspace = os.path.realpath(tmp_path)
+    assert catalog.highest(str(tmp_path), None) == NOW + 70
+    catalog.note(workspace, NOW + 80)
+    catalog.note(workspace, NOW + 75)
+    assert catalog.highest(str(tmp_path), None) == NOW + 80
+    assert catalog.highest("/", None) == 0
+
+
+def test_two_thousand_sessions_list_again_without_reading_any(tmp_path: Path) -> None:  # K-14
+    one = _session(tmp_path, said="hi")
+    meta, long_ago = one.read_text(), time.time() - 60
+    for number in range(2000):
+        id = f"00000000-0000-4000-8000-{number:012}"
+        directory = one.parent.parent / id
+        directory.mkdir()
+        (directory / "meta.json").write_text(meta.replace(one.parent.name, id))
+        os.utime(directory / "meta.json", (long_ago, long_ago))
+        os.link(one.with_name("history.jsonl"), directory / "history.jsonl")
+    os.utime(one, (long_ago, long_ago))
+    fs = Counting()
+    catalog = Catalog(fs, str(tmp_path / "data"))
+    first = catalog.list(str(tmp_path), None)
+    assert (len(first.rows), fs.calls.count("read")) == (2001, 2001)
+    fs.calls.clear()
+    began = time.perf_counter()
+    assert catalog.list(str(tmp_path), None, 50).rows == first.rows[:50]
+    print(f"second list of 2,001: {(time.perf_counter() - began) * 1000:.0f} ms")
+    assert "read" not in fs.calls
