@@ -17,7 +17,8 @@ from loop_protocol.client import Client, Unreachable
 from .exits import UNREACHABLE, Failure
 
 START_TIMEOUT = 10.0
-# A daemon that ended while another one holds the socket's lock leaves us this long to meet that other one.
+# A daemon that found another one on its socket ends with this code; it leaves us so long to meet that other one.
+EX_UNAVAILABLE = 69
 RIVAL_TIMEOUT = 1.5
 # They are about the process that got them, not about the one that we start.
 _NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
@@ -49,7 +50,10 @@ def _turn(directory: str, deadline: float) -> Iterator[None]:
     The lock is on the directory, so no file is left; the daemon has a lock of its own, and is safe without this one.
     Where it cannot be had in time (somebody else's directory), we go on without.
     """
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise Failure(f"cannot use {directory}: {error.strerror}", UNREACHABLE) from None
     try:
         while time.monotonic() < deadline:
             with suppress(BlockingIOError):
@@ -92,12 +96,14 @@ def _environment() -> dict[str, str]:
 
 
 def _await(socket: str, process: subprocess.Popen[bytes], deadline: float, *, log: str, before: int) -> Client:
+    has_ended = False
     while time.monotonic() < deadline:
         try:
             client = Client.connect(socket, timeout=max(0.1, deadline - time.monotonic()), name="loopctl")
         except Unreachable:
-            if process.poll() is not None:
-                deadline = min(deadline, time.monotonic() + RIVAL_TIMEOUT)
+            if not has_ended and process.poll() is not None:
+                has_ended = True
+                deadline = min(deadline, time.monotonic() + RIVAL_TIMEOUT * (process.returncode == EX_UNAVAILABLE))
             time.sleep(0.02)
         else:
             process.returncode = process.returncode or 0  # ours no more: forgotten without a ResourceWarning

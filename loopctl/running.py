@@ -6,7 +6,8 @@ import time
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from loop_protocol.client import Client, Notification
+from loop_protocol.backlog import Notification
+from loop_protocol.client import Client
 from loop_protocol.v1.events import EventParams, EventsLost, RunSettled, RunStarted, SessionClosed
 from loop_protocol.v1.types import ErrorInfo, RunResult, SessionState
 

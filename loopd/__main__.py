@@ -15,6 +15,7 @@ from loop_protocol import paths
 from . import __version__, systemd
 from .agent.tools import session_tools
 from .agent.tools.process import become_subreaper
+from .concealment import conceal_environment
 from .config import Config, ConfigError, load
 from .core.timings import Clock
 from .daemon import Daemon
@@ -97,10 +98,11 @@ def services_for(settings: Config, *, data_dir: str, rescue_dir: str | None = No
 def _run(services: Services, listener: Listener, *, on_demand: bool) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     become_subreaper()
+    conceal_environment()
     daemon = Daemon(services, listener, on_demand=on_demand)
     try:
         return trio.run(daemon.serve)
-    except BaseException:
+    except Exception:  # boundary: process; its end is a line in the log
         log.critical("the daemon fails", exc_info=True)
         return EX_SOFTWARE
 

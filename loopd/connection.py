@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import trio
-from trio import lowlevel
 
 from loop_protocol import jsonrpc
 from loop_protocol.jsonrpc import BadMessage, FramingError, Request
@@ -24,6 +23,8 @@ from .outbox import Gone, Outbox
 
 READ = 64 * 1024
 IN_FLIGHT = api.IN_FLIGHT
+# Of the answers to one batch together: beyond it the rest is refused, or 1,000 pages would be collected in memory.
+BATCH_ANSWERS = 4 * 1024 * 1024
 FLUSH_S = 1.0
 # How often a client that has closed its sending side, and waits for answers, is looked after.
 HANGUP_S = 1.0
@@ -64,7 +65,7 @@ class Connection:
             log.exception("a fault in a connection")
         finally:
             self.outbox.close()
-            lowlevel.notify_closing(self._sock)
+            trio.lowlevel.notify_closing(self._sock)
             self._sock.close()
             self.ended.set()
 
@@ -91,16 +92,17 @@ class Connection:
                     raise FramingError(RpcError("limit_exceeded", "too many unfinished frames", limit="receiving"))
                 while (frame := self._next_frame()) is not None:
                     self._accept(frame)
+                    # Between frames too: one chunk of 64 KiB may ask for 600 pages of 1 MiB.
+                    await self.outbox.room()
             except FramingError as error:  # the stream cannot be followed: one answer, then the end
                 self.outbox.reply(jsonrpc.error_body(None, error.error))
                 return
-            await self.outbox.room()
         if line := self._frames.rest():
             self._accept(line)
 
     async def _receive(self) -> bytes:
         while True:
-            await lowlevel.wait_readable(self._sock)
+            await trio.lowlevel.wait_readable(self._sock)
             try:
                 return self._sock.recv(READ)
             except BlockingIOError:
@@ -116,11 +118,11 @@ class Connection:
     async def _await_tails(self) -> None:
         """After a half-close outstanding answers still go out; a peer that is gone altogether waits for none."""
         while self._tails:
+            if _hung_up(self._sock):
+                self._scope.cancel()
             self._idle = trio.Event()
             with trio.move_on_after(HANGUP_S):
                 await self._idle.wait()
-            if _hung_up(self._sock):
-                self._scope.cancel()
 
     @property
     def receiving(self) -> int:
@@ -213,10 +215,13 @@ class _Batch:
     def __init__(self, connection: Connection, parts: list[Any]) -> None:
         self._reply = connection.outbox.reply
         self._bodies: list[bytes] = []
+        self._size = 0
         self._open = 1
         for part in parts:
             if isinstance(part, BadMessage):
                 self._bodies.append(jsonrpc.error_body(part.id, part.error))
+            elif isinstance(part, Request) and part.id is not None and self._size > BATCH_ANSWERS:
+                self._bodies.append(jsonrpc.error_body(part.id, _too_many_answers()))
             elif isinstance(part, Request):
                 self._open += part.id is not None
                 connection.dispatch(part, self._add, in_batch=True)
@@ -224,12 +229,19 @@ class _Batch:
 
     def _add(self, body: bytes) -> None:
         self._bodies.append(body)
+        self._size += len(body)
         self._close()
 
     def _close(self) -> None:
         self._open -= 1
         if not self._open and self._bodies:
             self._reply(jsonrpc.batch_body(self._bodies))
+
+
+def _too_many_answers() -> RpcError:
+    return RpcError(
+        "limit_exceeded", f"the answers to a batch may have {BATCH_ANSWERS} bytes; ask for less at once", limit="batch"
+    )
 
 
 def _hung_up(sock: socket.socket) -> bool:

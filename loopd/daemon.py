@@ -163,14 +163,15 @@ class Daemon:
             if params.exit and params.rescue:
                 await self._rescue()
         if params.exit and self.services.draining and self._nothing_is_lost():
-            self._end()
+            self.end()
         return await self._report()
 
     def _nothing_is_lost(self) -> bool:
         """Every session is saved, or has a rescue copy."""
         return all(pending.session_id in self._rescued for pending in self.pending_saves())
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Now; runs that still go on are stopped and saved on the way out."""
         self.exit_code = EXIT_RESCUED if self.pending_saves() else 0
         self._exit.set()
 
@@ -199,7 +200,7 @@ class Daemon:
             await self._quiesce(trio.current_time(), trio.current_time() + STOPPING_S / 2)
             await self._rescue()
             if self._nothing_is_lost():
-                self._end()
+                self.end()
                 return
             self._terminating, self._hurry = False, trio.Event()
             text = "still running: a save is pending and no place takes a rescue copy; make room and send TERM again"

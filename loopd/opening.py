@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import trio
-from trio import to_thread
 
 from loop_protocol.v1.types import ModelRef, Permission, SessionKind
 
@@ -50,16 +49,16 @@ class Opening:
                 )
             )
         else:
-            store = await to_thread.run_sync(self._create)
+            store = await trio.to_thread.run_sync(self._create)
             self.services.catalog.note(self.cwd, store.meta.updated_at)
         return await self._serve(store, History(), "memory" if in_memory else "persistent")
 
     async def most_recent(self) -> str | None:
-        return await to_thread.run_sync(self.services.catalog.most_recent, self.cwd, self.session_dir)
+        return await trio.to_thread.run_sync(self.services.catalog.most_recent, self.cwd, self.session_dir)
 
     async def load(self, path: str) -> Session:
         """Raises what opening a file raises, and :class:`CwdMissing`."""
-        store, history = await to_thread.run_sync(self._open, path)
+        store, history = await trio.to_thread.run_sync(self._open, path)
         return await self._serve(store, history, "persistent")
 
     def _create(self) -> Store:
@@ -101,6 +100,15 @@ class Opening:
         return session
 
 
+def resolved(path: str) -> str:
+    return os.path.realpath(path)
+
+
+def place_of(path: str) -> str:
+    """The session directory of a ``meta.json``, however it is spelled; the file itself must not be a link."""
+    return resolved(os.path.dirname(path))
+
+
 async def canonical(cwd: str) -> str:
     """The workspace that ``cwd`` names, however it is spelled (K-11)."""
 
@@ -109,4 +117,4 @@ async def canonical(cwd: str) -> str:
             raise CwdMissing(f"{cwd} is no directory")
         return os.path.realpath(cwd)
 
-    return await to_thread.run_sync(resolve)
+    return await trio.to_thread.run_sync(resolve)

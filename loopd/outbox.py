@@ -10,7 +10,6 @@ import socket
 from collections import deque
 
 import trio
-from trio import lowlevel
 
 from loop_protocol import jsonrpc
 from loop_protocol.jsonrpc import Framing
@@ -35,6 +34,7 @@ class Outbox:
     def __init__(self, sock: socket.socket) -> None:
         self.framing: Framing | None = None
         self.cursors: dict[str, Cursor] = {}
+        self._unanswered: list[Cursor] = []
         self._sock = sock
         self._replies: deque[tuple[bytes, list[tuple[Cursor, int]]]] = deque()
         self._waiting = 0
@@ -50,6 +50,7 @@ class Outbox:
         """At most one subscription per runtime; attaching again moves it."""
         self.unsubscribe(cursor.log.runtime_id)
         self.cursors[cursor.log.runtime_id] = cursor
+        self._unanswered.append(cursor)
         self._work.set()
 
     def unsubscribe(self, runtime_id: str) -> None:
@@ -57,7 +58,13 @@ class Outbox:
             cursor.log.cursors.discard(cursor)
 
     def reply(self, body: bytes) -> None:
-        marks = [(cursor, cursor.target) for cursor in self.cursors.values() if cursor.position < cursor.target]
+        marks = [
+            (cursor, cursor.target)
+            for cursor in self.cursors.values()
+            # What is replayed to a new subscription follows the answer that announces it.
+            if cursor.position < cursor.target and cursor not in self._unanswered
+        ]
+        self._unanswered.clear()
         self._replies.append((body, marks))
         self._waiting += len(body)
         self._work.set()
@@ -121,10 +128,10 @@ class Outbox:
         if self._failure is not None:
             raise Gone(str(self._failure))
         if self._unsent is not before:
-            await lowlevel.checkpoint()
+            await trio.lowlevel.checkpoint()
             return
         with trio.move_on_after(PROGRESS_S) as timeout:
-            await lowlevel.wait_writable(self._sock)
+            await trio.lowlevel.wait_writable(self._sock)
         if timeout.cancelled_caught:
             raise Gone(f"it took nothing for {PROGRESS_S:.0f} s")
 

@@ -9,7 +9,6 @@ from functools import partial
 from typing import assert_never
 
 import trio
-from trio import to_thread
 
 from loop_protocol.v1.types import ErrorInfo, Message, ModelRef, RunResult, ToolCallBlock
 
@@ -97,7 +96,7 @@ async def generate(
                 model=model,
                 tools=services.tools,
                 input=conversed,
-                system=await to_thread.run_sync(prompt, abandon_on_cancel=True),
+                system=await trio.to_thread.run_sync(prompt, abandon_on_cancel=True),
                 cwd=core.cwd,
                 env=env,
                 permission=core.permission,

@@ -19,7 +19,7 @@ from .core.guards import Operation
 from .core.inputs import Invalid
 from .event_log import EventLog, Pump
 from .job import Job
-from .opening import Opening, canonical
+from .opening import Opening, canonical, place_of, resolved
 from .run import Run
 from .services import Services
 from .session import Session
@@ -89,9 +89,9 @@ class Runtimes:
 
     def at(self, path: str) -> Runtime | None:
         """The runtime whose current session is that file."""
-        place = _place(path)
+        place = place_of(path)
         for runtime in self.by_id.values():
-            if runtime.session.core.path and _place(runtime.session.core.path) == place:
+            if runtime.session.core.path and place_of(runtime.session.core.path) == place:
                 return runtime
         return None
 
@@ -152,7 +152,9 @@ class Runtimes:
                 raise _locked(asked.path, elsewhere)
         elif asked.kind != "continue":
             raise _conflict(runtime, "this workspace has an open session")
-        if asked.session_dir and (core.path is None or os.path.dirname(_place(core.path)) != _real(asked.session_dir)):
+        if asked.session_dir and (
+            core.path is None or os.path.dirname(place_of(core.path)) != resolved(asked.session_dir)
+        ):
             raise _conflict(runtime, "the open session is not in that sessionDir")
         if params.model not in (None, core.model):
             raise _conflict(runtime, f"the open session uses {core.model}; session/setModel changes it")
@@ -213,7 +215,7 @@ class Runtimes:
                 raise _locked(path, elsewhere) from None
             raise
 
-    # --- replacing and disposing ---------------------------------------------------------------------------------------
+    # --- replacing and disposing --------------------------------------------------------------------------------------
 
     def new_session(self, runtime: Runtime) -> Job[Session]:
         """Replace the session by an empty one that keeps model, cwd and kind (R-1). Raises ``Refused`` at once."""
@@ -269,12 +271,3 @@ def _conflict(stands: Runtime, reason: str) -> Declined:
 
 def _locked(path: str, runtime: Runtime) -> Declined:
     return Declined("session_locked", f"{path} is open in another runtime; join it", runtimeId=runtime.id)
-
-
-def _real(path: str) -> str:
-    return os.path.realpath(path)
-
-
-def _place(path: str) -> str:
-    """The session directory, however it is spelled; the file itself must not be a link."""
-    return _real(os.path.dirname(path))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trio import to_thread
+import trio
 
 from .core.state import SessionCore
 from .services import Services
@@ -19,5 +19,5 @@ class SavedSession:
 
     async def read(self) -> SessionCore:
         """Its state as of the last commit. Raises what opening raises, except that a lock does not matter."""
-        meta, history = await to_thread.run_sync(files.read_session, self._services.fs, self.path)
+        meta, history = await trio.to_thread.run_sync(files.read_session, self._services.fs, self.path)
         return restored(meta, history, kind="persistent", path=self.path, clock=self._services.clock)

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 import trio
-from trio import to_thread
 
 from .core.state import SessionCore
 from .services import Services
@@ -83,7 +82,7 @@ class Saving:
         call = partial(self._store.rescue, roots, self._snapshot())
         with trio.CancelScope(shield=True, deadline=trio.current_time() + RESCUE_DEADLINE_S):
             # A thread of its own: the session's may be the one that hangs.
-            return await to_thread.run_sync(call, limiter=trio.CapacityLimiter(1), abandon_on_cancel=True)
+            return await trio.to_thread.run_sync(call, limiter=trio.CapacityLimiter(1), abandon_on_cancel=True)
         raise StorageError("no place for rescue copies answered in time")
 
     def give_up(self) -> None:
@@ -123,5 +122,5 @@ class Saving:
     async def _write(self, call: Callable[[], T]) -> T:
         async with self._lock:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + STORAGE_DEADLINE_S) as self._writing:
-                return await to_thread.run_sync(call, limiter=self._thread, abandon_on_cancel=True)
+                return await trio.to_thread.run_sync(call, limiter=self._thread, abandon_on_cancel=True)
         raise StorageError(f"{self._store.path}: the disk did not answer in time; check it, then flush")

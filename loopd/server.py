@@ -15,7 +15,6 @@ import stat
 import struct
 
 import trio
-from trio import lowlevel
 
 from loop_protocol import jsonrpc, paths
 from loop_protocol.v1.errors import RpcError
@@ -50,7 +49,7 @@ class Listener:
     async def serve(self, daemon: api.Daemon, clients: set[Connection], nursery: trio.Nursery) -> None:
         """Accept for ever; connections run in ``nursery``, which outlives this."""
         while True:
-            await lowlevel.wait_readable(self._sock)
+            await trio.lowlevel.wait_readable(self._sock)
             try:
                 sock, _ = self._sock.accept()
             except (BlockingIOError, ConnectionAbortedError):
@@ -60,11 +59,12 @@ class Listener:
                 await trio.sleep(0.1)
                 continue
             if self._admit(sock, clients):
-                nursery.start_soon(self._serve_one, Connection(sock, daemon), clients)
+                connection = Connection(sock, daemon)
+                clients.add(connection)  # here, so that the next one to be admitted is counted right
+                nursery.start_soon(self._serve_one, connection, clients)
 
     @staticmethod
     async def _serve_one(connection: Connection, clients: set[Connection]) -> None:
-        clients.add(connection)
         try:
             await connection.serve()
         finally:
@@ -88,7 +88,7 @@ class Listener:
 
     def close(self) -> None:
         """Stop listening. The socket's file goes only if it is still the one that was made here."""
-        lowlevel.notify_closing(self._sock)
+        trio.lowlevel.notify_closing(self._sock)
         self._sock.close()
         if self._made is not None and _identity(self.path) == self._made:
             os.unlink(self.path)

@@ -18,11 +18,12 @@ ORDER = (
     {"server"},
     {"connection"},
     {"api"},
-    {"runtime", "saved"},
+    {"runtime"},
+    {"opening", "outbox", "saved"},
     {"session"},
     {"run"},
     {"saving", "job"},
-    {"services", "event_log", "title_worker"},
+    {"services", "event_log", "concealment", "title_worker"},
     {"models"},
     {"agent", "storage"},
     {"config", "systemd"},
@@ -38,7 +39,8 @@ DISK = {
     "loopd/server.py": "the socket and its lock",
     "loopd/config.py": "the settings",
     "loopd/__main__.py": "the log",
-    "loopd/runtime.py": "the workspace: does it exist, what is its real path",
+    "loopd/concealment.py": "where its own environment lies in memory",
+    "loopd/opening.py": "the workspace: does it exist, what is its real path",
     "loopd/models/": "credentials",
     "loopd/agent/": "what tools and instructions are about",
 }
@@ -50,8 +52,8 @@ DISK_CALL = re.compile(
     r"|unlink|utime|walk|write|writev)"
 )
 FILE_MODULES = {"glob", "io", "pathlib", "shutil", "tempfile"}
-# Long, because they are one table: a row, or a function, per method.
-TABLES = {"protocol/loop_protocol/v1/methods.py", "loopd/api.py"}
+# Long, because it is one table: a row per method.
+TABLES = {"protocol/loop_protocol/v1/methods.py"}
 VAGUE = ("manager", "handler", "helper", "utils")
 
 

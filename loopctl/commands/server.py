@@ -49,7 +49,7 @@ def _show(status: ServerStatus) -> None:
 
 def tell_unsaved(pending: list[PendingSave]) -> None:
     for one in pending:
-        note(f"not saved: {one.path or one.session_id}: {one.reason}; repair the cause, then run `loopctl flush`")
+        note(f"not saved: {one.path or one.session_id}: {one.reason} (`loopctl flush` tries again)")
 
 
 def _duration(seconds: int) -> str:
@@ -79,7 +79,7 @@ def drain(ctx: click.Context, deadline: float | None, exits: bool, rescue: bool,
     else:
         out_line(_told(result))
     tell_unsaved(result.pending_saves)
-    return REFUSED if result.pending_saves and not result.rescued else OK
+    return REFUSED if result.draining and result.pending_saves and not result.rescued else OK
 
 
 def _told(result: DrainResult) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+import trio
 from msgspec import Raw
-from trio import to_thread
 
 from loop_protocol.v1 import methods as m
 from loop_protocol.v1.errors import RpcError
@@ -25,7 +25,7 @@ from .call import PAGE, Call
 def session_list(call: Call, params: m.SessionListParams) -> Callable[[], Awaitable[m.SessionListResult]]:
     async def listed() -> m.SessionListResult:
         catalog = call.daemon.services.catalog
-        listing = await to_thread.run_sync(catalog.list, params.cwd, params.session_dir, params.limit)
+        listing = await trio.to_thread.run_sync(catalog.list, params.cwd, params.session_dir, params.limit)
         rows = [
             SessionRow(
                 session_id=meta.id,

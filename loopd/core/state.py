@@ -155,6 +155,7 @@ class SessionCore:
                 digest=run.digest,
             )
         )
+        run.watch = Stopwatch(timing, run.watch.boot_ms)
         self.announce.publish(ev.PromptTimingEvent(timing))
 
     def settle_run(self, run: RunState) -> RunResult:
@@ -170,7 +171,7 @@ class SessionCore:
         )
         return result
 
-    # --- saving, settings, closing -------------------------------------------------------------------------------------
+    # --- saving, settings, closing ------------------------------------------------------------------------------------
 
     @property
     def has_new_output(self) -> bool:

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 
 import trio
 
@@ -15,6 +16,8 @@ from ..config import Provider
 
 LIMIT = 64 * 1024
 PATIENCE_S = 10
+# What was killed may hang in the kernel, as on a dead mount; the request does not.
+REAP_S = 5
 
 
 def missing(provider: Provider, environ: Mapping[str, str]) -> str | None:
@@ -72,14 +75,18 @@ async def _run(name: str, command: tuple[str, ...], environ: Mapping[str, str]) 
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # what it says may hold the key
             env=dict(environ),
-            start_new_session=True,
+            # Its own group, to be killed by; but our session, or the clean-up of a tool call would take it for a stray.
+            process_group=0,
         )
     except OSError as error:
         raise ModelError("auth", f"{name}: cannot run the key command {command[0]}: {error.strerror}") from None
     try:
         output = await _printed(process)
     finally:
-        await _end(process)
+        # Nothing of it is left, whether it ended, printed on or was cancelled.
+        _kill(process)
+        with trio.move_on_after(REAP_S, shield=True):
+            await process.wait()
     if len(output) > LIMIT:
         raise ModelError("auth", f"{name}: the key command {command[0]} prints too much for a key")
     if process.returncode != 0:
@@ -99,13 +106,11 @@ async def _printed(process: trio.Process) -> bytearray:
     return output
 
 
-async def _end(process: trio.Process) -> None:
-    """Nothing of it is left, whether it ended, printed on, or was cancelled."""
+def _kill(process: trio.Process) -> None:
     if process.returncode is None:
-        # Not yet reaped, so the number is still its own; it leads its group, and KILL cannot be refused.
-        os.killpg(process.pid, signal.SIGKILL)
-    with trio.CancelScope(shield=True):
-        await process.wait()
+        # Not reaped yet, so the number is still its own; it leads its group, and KILL cannot be refused.
+        with suppress(PermissionError):  # it became somebody else, like sudo
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _checked(text: str, provider: Provider) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os.path
 import threading
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -16,7 +17,7 @@ from msgspec import Struct
 
 from . import FORMAT, Metadata, SessionMalformed, SessionMissing, SessionUnsupported, StorageError
 from .document import META
-from .fs import DIRECTORY, READ, FileSystem, canonical, explain, opened
+from .fs import DIRECTORY, READ, FileSystem, canonical, explain, failing, opened
 from .places import beside, place_of, workspace_key
 from .reading import HISTORY, read_metadata
 
@@ -152,13 +153,12 @@ class Catalog:
         return tuple(os.path.join(root, name) for name, is_directory in self._names(root) if is_directory)
 
     def _names(self, path: str) -> tuple[tuple[str, bool], ...]:
-        try:
-            with opened(self._fs, os.path.join(path, "."), DIRECTORY) as fd:
-                return tuple(self._fs.scan(fd))
-        except (FileNotFoundError, NotADirectoryError):
-            return ()
-        except OSError as error:
-            raise StorageError(explain("list", path, error, then="try again")) from error
+        with failing("list", path, then="try again"):
+            try:
+                with opened(self._fs, os.path.join(path, "."), DIRECTORY) as fd:
+                    return tuple(self._fs.scan(fd))
+            except (FileNotFoundError, NotADirectoryError):
+                return ()
 
     def _scan(self, place: str, *, derived: bool) -> tuple[Found, ...]:
         """Look at each session of a place, reading what has changed. ``derived``: its name comes from the cwd."""
@@ -166,15 +166,23 @@ class Catalog:
             before = self._seen.get(place, {})
             names = self._names(place)
             seen: dict[str, _Seen] = {}
-            if names:
-                with opened(self._fs, os.path.join(place, "."), DIRECTORY) as fd:
-                    look = _Look(self._fs, place, fd, derived)
-                    for name, is_directory in names:
-                        seen[name] = now = look.at(name, before.get(name), is_directory=is_directory)
-                        if now is not before.get(name) and isinstance(now.found, Row):
-                            self.note(now.found.meta.cwd, now.found.meta.updated_at)
+            for name, now in self._look(place, names, before, derived=derived) if names else ():
+                seen[name] = now
+                if now is not before.get(name) and isinstance(now.found, Row):
+                    self.note(now.found.meta.cwd, now.found.meta.updated_at)
             self._seen[place] = seen
             return tuple(one.found for one in seen.values() if one.found is not None)
+
+    def _look(
+        self, place: str, names: Sequence[tuple[str, bool]], before: Mapping[str, _Seen], *, derived: bool
+    ) -> Iterator[tuple[str, _Seen]]:
+        with (
+            failing("list", place, then="try again"),
+            opened(self._fs, os.path.join(place, "."), DIRECTORY) as fd,
+        ):
+            look = _Look(self._fs, place, fd, derived)
+            for name, is_directory in names:
+                yield name, look.at(name, before.get(name), is_directory=is_directory)
 
 
 def _sort_in(listing: Listing, found: Found, workspace: str | None) -> None:

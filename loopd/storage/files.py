@@ -59,9 +59,10 @@ def create(
 ) -> FileStore:
     """A new session: its metadata and an empty history are on disk, locked, when this returns (S-2). May be repeated
     with the same id after it failed."""
-    path = path_of(data_dir, cwd, meta_id, session_dir)
+    workspace = _utf8(canonical(cwd))
+    path = path_of(data_dir, workspace, meta_id, session_dir)
     meta = first_metadata(
-        id=meta_id, cwd=canonical(cwd), model=model, permission=permission, created_at=now_ms, updated_at=updated_at
+        id=meta_id, cwd=workspace, model=model, permission=permission, created_at=now_ms, updated_at=updated_at
     )
     with failing("create", os.path.dirname(path)):
         make_place(fs, session_dir or data_dir, os.path.dirname(path), durable=durable)
@@ -279,6 +280,14 @@ class FileStore:
 
 
 # --- around opening -------------------------------------------------------------------------------------------------
+
+
+def _utf8(workspace: str) -> str:
+    try:
+        workspace.encode()
+    except UnicodeEncodeError:
+        raise StorageError(f"the path {workspace!r} is not UTF-8: no session can be kept for it") from None
+    return workspace
 
 
 @contextmanager

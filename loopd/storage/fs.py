@@ -160,8 +160,11 @@ def make_directories(fs: FileSystem, path: str, *, durable: bool) -> None:
     except FileExistsError:
         return
     except FileNotFoundError:
+        if os.path.dirname(path) in ("", path):
+            raise
         make_directories(fs, os.path.dirname(path), durable=durable)
-        fs.mkdir(path)
+        with suppress(FileExistsError):  # somebody else was faster
+            fs.mkdir(path)
     if durable:
         sync_directory(fs, os.path.dirname(path))
 

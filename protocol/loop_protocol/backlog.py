@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 
 import msgspec
 from msgspec import Raw, Struct
@@ -17,6 +18,21 @@ class _Place(Struct, rename="camel"):
     session_id: str
     seq: int
     at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Notification:
+    """One event as it came. ``raw`` is the JSON of its parameters; ``params`` is None for a type from the future."""
+
+    raw: bytes
+    params: EventParams | None
+
+
+def _known(raw: Raw) -> EventParams | None:
+    try:
+        return msgspec.json.decode(raw, type=EventParams)
+    except msgspec.ValidationError:
+        return None
 
 
 class Backlog:
@@ -43,16 +59,16 @@ class Backlog:
 
     def take(self) -> EventParams | None:
         """The next event; None for one of a type that this version does not know, and when there is none."""
+        return self.take_notification().params if self else None
+
+    def take_notification(self) -> Notification:
+        """The next event, also of a type that this version does not know. Raises IndexError when there is none."""
         if self._lost:
-            return self._told()
-        if not self._events:
-            return None
+            told = self._told()
+            return Notification(msgspec.json.encode(told), told)
         _, raw = self._events.popleft()
         self._kept -= len(raw)
-        try:
-            return msgspec.json.decode(raw, type=EventParams)
-        except msgspec.ValidationError:
-            return None
+        return Notification(bytes(raw), _known(raw))
 
     def _told(self) -> EventParams:
         _, (first, place) = self._lost.popitem()

@@ -1,5 +1,7 @@
 """A blocking client on a standard socket: typed calls, and the events in the order in which they came.
 
+Events that come while a reply is awaited are kept; beyond 8 MiB the oldest go, and an ``events_lost`` says which.
+
     with Client.connect() as client:
         opened = client.call("runtime/open", {"cwd": "/src/project", "session": {"kind": "new"}})
         client.call("runtime/attach", {"runtimeId": opened.runtime_id})
@@ -17,9 +19,7 @@ import select
 import socket
 import struct
 import time
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -27,13 +27,12 @@ import msgspec
 from msgspec import Raw, Struct
 
 from . import PROTOCOL_VERSIONS, paths
+from .backlog import Backlog, Notification
 from .jsonrpc import FRAME, BadMessage, FrameReader, FramingError, Request, Response, parse, request_body
 from .v1.errors import RpcError
-from .v1.events import EventParams, EventsLost
+from .v1.events import EventParams
 from .v1.methods import METHODS, InitializeResult
 
-# Events that wait here while a reply is awaited; beyond it the oldest are dropped, and the reader is told which.
-QUEUE_BYTES = 8 * 1024 * 1024
 CONNECT_TIMEOUT = 10.0
 _CHUNK = 256 * 1024
 
@@ -50,21 +49,6 @@ class LostConnection(Exception):
     """The daemon closed the connection, or what it sent cannot be followed. What it had saved is kept."""
 
 
-@dataclass(frozen=True, slots=True)
-class Notification:
-    """One event as it came. ``raw`` is the JSON of its parameters; ``params`` is None for a type from the future."""
-
-    raw: bytes
-    params: EventParams | None
-
-
-class _Place(Struct, rename="camel"):
-    runtime_id: str
-    session_id: str
-    seq: int
-    at: int
-
-
 class Client:
     """One connection, past its handshake. Made by :meth:`connect`."""
 
@@ -73,20 +57,18 @@ class Client:
         self._frames = FrameReader(2 * FRAME)
         self._answers: dict[int, Response] = {}
         self._awaited: set[int] = set()
-        self._events: deque[bytes] = deque()
-        self._queued = 0
-        self._lost: dict[str, tuple[_Place, int]] = {}
+        self._backlog = Backlog()
         self._last_id = 0
         self.hello: InitializeResult | None = None
 
     @classmethod
-    def connect(cls, path: str | None = None, *, timeout: float = CONNECT_TIMEOUT, name: str = "loop_protocol") -> Self:
+    def connect(cls, path: str | None = None, *, timeout: float | None = None, name: str = "loop_protocol") -> Self:
         """Connect and say hello. Without ``path``: where this user's daemon is found by the environment.
 
         Raises :class:`Unreachable`, and :class:`RpcError` when the versions do not fit.
         """
         path = paths.check_socket_path(path or paths.socket_path(os.environ))
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + (CONNECT_TIMEOUT if timeout is None else timeout)
         client = cls(_open(path, deadline))
         try:
             hello = {"versions": list(PROTOCOL_VERSIONS), "client": {"name": name}}
@@ -154,14 +136,10 @@ class Client:
     def next_notification(self, timeout: float | None = None) -> Notification | None:
         """The next event as it came, or None when none comes in time. With ``timeout=0`` it never waits."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        while not self._events and not self._lost:
+        while not self._backlog:
             if not self._receive(deadline):
                 return None
-        if self._lost:
-            return self._tell_lost()
-        raw = self._events.popleft()
-        self._queued -= len(raw)
-        return Notification(raw, _known(raw))
+        return self._backlog.take_notification()
 
     def next_event(self, timeout: float | None = None) -> EventParams | None:
         """Like :meth:`next_notification`, but only event types that this client knows."""
@@ -178,24 +156,6 @@ class Client:
             params = self.next_event()
             if params is not None:
                 yield params
-
-    def _tell_lost(self) -> Notification:
-        place, first = self._lost.pop(next(iter(self._lost)))
-        lost = EventsLost(first=first, last=place.seq)
-        params = EventParams(
-            runtime_id=place.runtime_id, session_id=place.session_id, seq=place.seq, at=place.at, event=lost
-        )
-        return Notification(msgspec.json.encode(params), params)
-
-    def _keep(self, raw: bytes) -> None:
-        self._events.append(raw)
-        self._queued += len(raw)
-        while self._queued > QUEUE_BYTES and len(self._events) > 1:
-            oldest = self._events.popleft()
-            self._queued -= len(oldest)
-            place = msgspec.json.decode(oldest, type=_Place)
-            _, first = self._lost.get(place.runtime_id, (place, place.seq))
-            self._lost[place.runtime_id] = (place, first)
 
     # --- the socket ---------------------------------------------------------------------------------------------------
 
@@ -253,19 +213,9 @@ class Client:
             case Response() as answer if answer.id in self._awaited:
                 self._answers[answer.id] = answer
             case Request(method="event", params=Raw() as params):
-                self._keep(bytes(params))
+                self._backlog.add(params)
             case _:
                 pass  # a late answer, or something that a newer daemon says
-
-
-_decode_event = msgspec.json.Decoder(EventParams).decode
-
-
-def _known(raw: bytes) -> EventParams | None:
-    try:
-        return _decode_event(raw)
-    except msgspec.ValidationError:
-        return None
 
 
 def _open(path: str, deadline: float) -> socket.socket:

@@ -93,8 +93,7 @@ class SocketTransport(BaseTransport):  # type: ignore[misc]
 
     async def flush(self) -> None:
         self.close()
-        with trio.move_on_after(FLUSH_S, shield=True):
-            await self._written.wait()
+        await self._written.wait()
 
 
 class Client(JsonRpcConnection):  # type: ignore[misc]
@@ -233,7 +232,8 @@ async def open_client(path: str | None = None, *, name: str = "loop_protocol") -
             await _say_hello(client, name)
             yield client
         finally:
-            await transport.flush()
+            with trio.move_on_after(FLUSH_S, shield=True):
+                await transport.flush()
 
 
 async def _say_hello(client: Client, name: str) -> None:
@@ -255,7 +255,7 @@ async def _nursery() -> AsyncIterator[trio.Nursery]:
     except BaseExceptionGroup as group:
         if len(group.exceptions) > 1:
             raise
-        raise group.exceptions[0] from None
+        raise group.exceptions[0] from None  # noqa: ASYNC123 the caller's own error, as if there were no nursery
 
 
 # --- across lost connections ------------------------------------------------------------------------------------------

@@ -78,20 +78,6 @@ def test_a_file_in_the_sockets_place_is_left_alone(world: World) -> None:  # K-5
     assert socket.read_text() == "mine"
 
 
-def test_a_stopped_daemon_is_not_doubled(world: World) -> None:  # K-53
-    world.loopctl("daemon", "start")
-    pid = world.pid()
-    assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        ran = world.loopctl("sessions")
-    finally:
-        os.kill(pid, signal.SIGCONT)
-    assert ran.returncode == 69
-    assert "does not answer" in ran.stderr
-    assert world.pid() == pid
-
-
 def test_the_socket_of_the_command_line_comes_first(world: World) -> None:
     other = str(world.root / "o" / "s")
     try:

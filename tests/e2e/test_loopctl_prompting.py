@@ -130,7 +130,7 @@ def test_a_save_that_fails_is_5_and_flush_mends_it(world: World) -> None:  # S-1
     assert world.loopctl("flush").returncode == 5
     assert world.loopctl("daemon", "stop").returncode == 5
     directory.with_name("away").rename(directory)
-    assert world.loopctl("drain", "--cancel").returncode == 0
+    assert world.loopctl("drain", "--cancel").returncode == 0  # the refused `daemon stop` began to drain
     assert world.loopctl("flush").stdout in ("saved\n", "nothing was unsaved\n")
     world.kill(signal.SIGKILL)
     assert roles(world) == ["user", "assistant"] * 2

@@ -136,7 +136,7 @@ class ScriptedDaemon:
                 answer.after(peer)
             elif answer is not None:
                 peer.send(result_body(request.id, answer))
-        except BrokenPipeError:
+        except (BrokenPipeError, ConnectionResetError):  # the client went away
             peer.hang_up()
 
 

@@ -129,14 +129,10 @@ def test_bytes_that_are_no_protocol_end_the_connection(socket_path: str) -> None
         client.call("session/flush", {"sessionId": "s1"})
 
 
-def test_too_many_events_while_a_reply_is_awaited_are_told_as_a_range(
-    socket_path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client_module, "QUEUE_BYTES", 2000)
-
+def test_too_many_events_while_a_reply_is_awaited_are_told_as_a_range(socket_path: str) -> None:
     def flood(_: Any, peer: Peer) -> Any:
         for _ in range(100):
-            peer.event(update("x" * 50))
+            peer.event(update("x" * 200_000))
         return {"flushed": False}
 
     with ScriptedDaemon(socket_path, {"session/flush": flood}), Client.connect() as client:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from scripted_daemon import Loopctl, Peer, ScriptedDaemon, Then, assistant, conversation, row, running, says, state
 
+from loop_protocol import client as client_module
 from loop_protocol.v1.errors import RpcError
 
 EMPTY = {"sessions": [], "damaged": [], "legacy": [], "unsupported": 0}
@@ -64,6 +65,17 @@ def test_a_socket_path_that_is_too_long_names_length_and_limit(loopctl: Loopctl)
     assert ran.code == 69
     assert "120 bytes" in ran.err
     assert "107" in ran.err
+
+
+def test_beside_a_daemon_that_hangs_no_second_one_is_started(
+    socket_path: str, tmp_path: Path, loopctl: Loopctl, monkeypatch: pytest.MonkeyPatch
+) -> None:  # K-53
+    monkeypatch.setattr(client_module, "CONNECT_TIMEOUT", 0.05)
+    with ScriptedDaemon(socket_path, {"initialize": None}):
+        ran = loopctl("sessions")
+    assert ran.code == 69
+    assert "does not answer" in ran.err
+    assert not (tmp_path / "state").exists()
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

@@ -6,8 +6,10 @@ import json
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
+import threading
 import tty
 
 import pytest
@@ -59,6 +61,25 @@ def test_a_reader_that_goes_away_ends_it_quietly(socket_path: str, cwd: str) -> 
         os.close(write)
     assert (ran.returncode, ran.stderr) == (0, b"")
     assert daemon.asked("session/stop") == []  # the run goes on
+
+
+def test_a_second_ctrl_c_ends_at_once_and_names_the_run_that_goes_on(socket_path: str, cwd: str) -> None:
+    asked = threading.Event()
+
+    def never(*_: object) -> None:
+        asked.set()
+
+    script = answering(cwd, *conversation(*says("half"))[:-1]) | {"session/stop": never}
+    with ScriptedDaemon(socket_path, script):
+        process = subprocess.Popen([*LOOPCTL, "prompt", "x"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert process.stdout is not None
+        os.read(process.stdout.fileno(), 100)
+        process.send_signal(signal.SIGINT)
+        assert asked.wait(20)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert b"run run1 may go on" in err
 
 
 def test_an_encoding_without_the_character_shows_which_it_is(socket_path: str, cwd: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 import scripted_provider as scripted
 import trio
 from scripted_provider import call, chunked, delta, sends
+from trio.testing import MockClock
 
 from loop_protocol.v1.types import (
     ImageBlock,
@@ -351,14 +352,16 @@ async def test_nobody_listens() -> None:
     await nobody.aclose()
 
 
-@pytest.mark.usefixtures("autojump_clock")
 @pytest.mark.parametrize("head", [b"", HEAD])
-async def test_a_silent_server_is_given_up(provider: Provider, models: Catalogue, head: bytes) -> None:
+async def test_a_silent_server_is_given_up(
+    provider: Provider, models: Catalogue, head: bytes, autojump_clock: MockClock
+) -> None:
     await models.warm()  # a thread: the clock must not jump meanwhile
     provider.script = scripted.hangs(head)
     with pytest.raises(ModelError, match="300 s") as caught:
         await answer(models)
     assert caught.value.kind == ("incomplete" if head else "unreachable")
+    assert autojump_clock.current_time() >= 300
 
 
 @pytest.mark.parametrize("head", [b"", HEAD])

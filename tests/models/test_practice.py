@@ -10,6 +10,7 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from trio.testing import MockClock
 
 from loop_protocol.v1.types import ImageBlock, Message, TextBlock, ToolCallBlock
 from loopd.agent import ModelError, Reply, TextDelta
@@ -75,10 +76,9 @@ async def test_many_words_are_fast_and_let_others_in() -> None:
     assert time.process_time() - started < 1
 
 
-@pytest.mark.usefixtures("autojump_clock")
-async def test_slow_takes_ten_seconds_a_word_at_a_time() -> None:
+async def test_slow_takes_ten_seconds_a_word_at_a_time(autojump_clock: MockClock) -> None:
     times: list[float] = []
-    reply = await bench.ask(ECHOES, [bench.user(0, "slow")], lambda _: times.append(trio.current_time()))
+    reply = await bench.ask(ECHOES, [bench.user(0, "slow")], lambda _: times.append(autojump_clock.current_time()))
     assert len(times) == 50
     assert all(later - earlier == pytest.approx(0.2) for earlier, later in pairwise(times))
     assert isinstance(reply.content[0], TextBlock)

@@ -128,7 +128,7 @@ def test_a_raised_limit_holds_for_the_next_frame_of_the_same_chunk() -> None:
     assert reader.next() == b"{" + b" " * 50 + b"}"
 
 
-@pytest.mark.parametrize("fill", range(4070, 4083))
+@pytest.mark.parametrize("fill", range(4091, 4101))
 def test_a_header_may_have_4_kib_and_is_judged_alike_in_pieces(fill: int) -> None:
     head = b"Content-Length: 2\r\nX: " + b"x" * (fill - 22)
     data = head + b"\r\n\r\n{}"
@@ -152,13 +152,13 @@ def test_what_is_framed_is_read_again() -> None:
 @pytest.mark.parametrize("stream", [b'{"%b"}\n', b'Content-Length: 1048580\r\n\r\n{"%b"}'], ids=["lines", "headers"])
 def test_a_large_frame_in_small_pieces_is_scanned_once(stream: bytes) -> None:
     data = stream % (b"x" * 2**20)
-    pieces = [data[at : at + 64] for at in range(0, len(data), 64)]
+    pieces = [data[at : at + 4] for at in range(0, len(data), 4)]
     started = time.process_time()
     frames, _, error = read(pieces, 2**21)
     assert error is None
     assert len(frames[0]) == 2**20 + 4
-    # 16,000 pieces: a scan of everything for each would be 8 GiB.
-    assert time.process_time() - started < 2
+    # 260,000 pieces: a scan of everything for each would be 128 GiB.
+    assert time.process_time() - started < 1.5
 
 
 def test_many_small_frames_in_one_chunk_cost_no_copy_of_the_chunk_each() -> None:

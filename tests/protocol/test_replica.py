@@ -160,7 +160,9 @@ def test_how_deltas_were_joined_into_events_makes_no_difference(
     deltas: list[tuple[bool, str]], data: st.DataObject
 ) -> None:
     def event(thinking: bool, text: str) -> ev.MessageUpdate:
-        return ev.MessageUpdate(message_id="a", **{"thinking_delta" if thinking else "text_delta": text})
+        if thinking:
+            return ev.MessageUpdate(message_id="a", thinking_delta=text)
+        return ev.MessageUpdate(message_id="a", text_delta=text)
 
     joined: list[tuple[bool, str]] = []
     for thinking, text in deltas:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
 import uuid
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-from storage_disks import NOW, Conversation, Counting, Steps, create_in
+from storage_disks import NOW, Conversation, Counting, Faulty, Steps, create_in
 
-from loopd.storage import Metadata
+from loopd.storage import Metadata, StorageError
 from loopd.storage.catalog import Catalog
 
 
@@ -184,3 +187,25 @@ def test_two_thousand_sessions_list_again_without_reading_any(tmp_path: Path) ->
     assert catalog.list(str(tmp_path), None, 50).rows == first.rows[:50]
     print(f"second list of 2,001: {(time.perf_counter() - began) * 1000:.0f} ms")
     assert "read" not in fs.calls
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EACCES, errno.EIO])
+def test_a_call_that_fails_is_an_error_or_names_its_session_and_the_next_list_is_right(
+    number: int, tmp_path: Path
+) -> None:  # S-4, D-5
+    sessions = [_session(tmp_path, said="hi") for _ in range(2)]
+    hits = 0
+    for k in count(1):
+        fs = Faulty()
+        catalog = Catalog(fs, str(tmp_path / "data"))
+        fs.arm(k, number)
+        with suppress(StorageError):
+            listing = catalog.list(str(tmp_path), None)
+            assert len(listing.rows) + len(listing.damaged) == 2
+        if fs.hit is None:
+            break
+        hits += 1
+        fs.disarm()
+        assert set(_paths(catalog, tmp_path)) == set(sessions)
+    print(f"{errno.errorcode[number]}: {hits} points hit")
+    assert hits

@@ -107,6 +107,14 @@ def test_creating_over_an_existing_session_is_refused(store: FileStore, tmp_path
     assert read_session(Steps(), store.path or "")[0] == store.meta
 
 
+def test_a_workspace_whose_path_is_not_utf_8_is_refused_before_anything_exists(tmp_path: Path) -> None:
+    workspace = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
+    os.mkdir(workspace)
+    with pytest.raises(StorageError, match="not UTF-8"):
+        create_in(Steps(), tmp_path, cwd=workspace)
+    assert not (tmp_path / "data").exists()
+
+
 # --- exact paths
 
 

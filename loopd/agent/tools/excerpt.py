@@ -53,7 +53,7 @@ def head_of(text: str, *, lines: int, size: int) -> str:
     kept = "\n".join(kept.split("\n", lines)[:lines])
     if text[len(kept) : len(kept) + 1] in ("", "\n"):
         return kept
-    return kept.rpartition("\n")[0] or kept
+    return kept.rpartition("\n")[0] if "\n" in kept else kept
 
 
 def tail_of(text: str, *, lines: int, size: int) -> str:

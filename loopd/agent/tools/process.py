@@ -185,7 +185,7 @@ class Tree:
         others = [tree.pid for tree in _running.copy().values() if tree is not self]
         # Nobody waits for a dead orphan, so it may be reaped whose ever it was, but not another call's shell. A living
         # one without our marker may be any running call's.
-        unclaimed =  child.pid not in others if child.zombie else not others
+        unclaimed = None not in others and child.pid not in others if child.zombie else not others
         return unclaimed and child.started >= self.since
 
 

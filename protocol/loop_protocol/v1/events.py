@@ -64,7 +64,7 @@ class ToolCallDelta(Wire, frozen=True, kw_only=True):
 
 
 class MessageEnd(Event, frozen=True, tag="message_end", kw_only=True):
-    """The message as history has it (images by reference), or ``discarded``. It does not mean that it is saved (S-13)."""
+    """The message as history has it (images by reference), or ``discarded``. It says nothing about saving (S-13)."""
 
     message_id: str
     index: int | None = None
@@ -144,7 +144,7 @@ class SessionClosed(Event, frozen=True, tag="session_closed", kw_only=True):
 
 
 class EventsLost(Event, frozen=True, tag="events_lost", kw_only=True):
-    """This client read too slowly: the events ``from``…``to`` (inclusive) are gone for it. Attach again for a snapshot."""
+    """This client read too slowly: the events ``from``…``to`` are gone for it. Attach again for a snapshot."""
 
     first: int = field(name="from")
     last: int = field(name="to")
@@ -168,9 +168,7 @@ AnyEvent = (
     | EventsLost
 )
 
-EVENTS: dict[str, type[Event]] = {
-    str(event.__struct_config__.tag): event for event in AnyEvent.__args__ 
-}
+EVENTS: dict[str, type[Event]] = {str(event.__struct_config__.tag): event for event in AnyEvent.__args__}
 
 
 class EventParams(Wire, frozen=True, kw_only=True):

@@ -85,7 +85,7 @@ AssistantBlock = TextBlock | ThinkingBlock | ToolCallBlock
 Block = TextBlock | ImageBlock | ThinkingBlock | ToolCallBlock
 
 
-# --- messages: a line of the history file is byte for byte what session/messages answers ---------------------------------
+# --- messages: a line of the history file is byte for byte what session/messages answers ------------------------------
 
 
 class UserMessage(Wire, frozen=True, tag_field="role", tag="user", kw_only=True):
@@ -140,7 +140,7 @@ class ErrorInfo(Wire, frozen=True):
     errors: list[ErrorInfo] | None = None
 
 
-# --- a session as clients see it ------------------------------------------------------------------------------------------
+# --- a session as clients see it --------------------------------------------------------------------------------------
 
 
 class RunInfo(Wire, frozen=True, kw_only=True):

@@ -1,0 +1,107 @@
+"""I-9: the snapshot at k, with the events after k folded in, equals every later snapshot, from any attach point."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import trio
+from inprocess import PlayedModel, Probe, World, call, running, text
+from test_saving import Breaking
+
+from loop_protocol.replica import fold
+from loop_protocol.v1.events import EventParams
+from loop_protocol.v1.types import SessionState
+from loopd.agent import ModelError, Reply, TextDelta, ThinkingDelta, ToolCallDelta
+
+_decode_state = msgspec.json.Decoder(SessionState).decode
+
+
+class Watching(trio.abc.Instrument):
+    """Takes the snapshot that an attach would get, after every step of every task."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.snapshots: dict[int, SessionState] = {}
+        self.bodies: dict[int, bytes] = {}
+
+    def after_task_step(self, _: trio.lowlevel.Task) -> None:
+        for runtime in self.world.daemon.runtimes.by_id.values():
+            state = runtime.session.state()
+            log = runtime.events
+            for seq in range(max(log.first, len(self.bodies) + 1), log.head + 1):
+                self.bodies[seq] = log.entry(seq)
+            # As a client sees it. The last snapshot at a seq is the one that the next event follows.
+            seen = _decode_state(msgspec.json.encode(state))
+            if log.head in self.snapshots and self.snapshots[log.head] != seen:
+                self._require_announced(seen, log.head)
+            self.snapshots.setdefault(log.head, seen)
+
+    def _require_announced(self, seen: SessionState, head: int) -> None:
+        """Between an acceptance and its first event a snapshot is ahead of the events."""
+        before = self.snapshots[head]
+        ahead = msgspec.structs.replace(seen, run=before.run, operation=before.operation, live_count=before.live_count)
+        assert ahead == before, "a change without an event"
+
+
+async def _thinking(_: Any, say: Callable[[Any], None]) -> Reply:
+    for said in (ThinkingDelta("hm "), ThinkingDelta("so"), TextDelta("I "), ToolCallDelta("c1", "probe", "{}")):
+        say(said)
+        await trio.lowlevel.checkpoint()
+    return call()
+
+
+async def _cut(_: Any, say: Callable[[Any], None]) -> Reply:
+    say(TextDelta("half"))
+    await trio.lowlevel.checkpoint()
+    raise ModelError("incomplete", "cut")
+
+
+async def _hang(_: Any, say: Callable[[Any], None]) -> Reply:
+    say(TextDelta("partial"))
+    await trio.sleep_forever()
+    raise AssertionError
+
+
+async def test_a_replica_equals_the_snapshot_from_any_attach_point(tmp_path: Path) -> None:
+    disk = Breaking()
+    model = PlayedModel([_thinking, text("done"), _cut, _hang, text("x"), text("y"), text("z")])
+    async with running(tmp_path, model=model, tools=[Probe()], fs=disk) as world:
+        wire = await world.connect()
+        opened = await wire.open(world)
+        watching = Watching(world)
+        trio.lowlevel.add_instrument(watching)
+        session_id = opened["sessionId"]
+        ask = {"sessionId": session_id, "content": "hi", "wait": True}
+        await wire.call("session/prompt", ask)
+        await wire.call("session/setPermission", {"sessionId": session_id, "permission": "danger-full-access"})
+        await wire.call("session/prompt", ask)
+        run_id = await wire.prompt(session_id)
+        while wire.events[-1].event.__struct_config__.tag != "message_update":
+            await wire.receive()
+        await wire.call("session/stop", {"sessionId": session_id, "runId": run_id})
+        disk.error = errno.ENOSPC
+        await wire.call("session/prompt", ask)
+        disk.error = None
+        await wire.call("session/flush", {"sessionId": session_id})
+        replaced = await wire.call("runtime/newSession", {"runtimeId": opened["runtimeId"]})
+        await wire.call("session/prompt", {**ask, "sessionId": replaced["sessionId"]})
+        trio.lowlevel.remove_instrument(watching)
+        await wire.aclose()
+    events = {
+        seq: msgspec.json.decode(msgspec.json.encode(msgspec.json.decode(body)["params"]), type=EventParams)
+        for seq, body in watching.bodies.items()
+    }
+    attach_points = sorted(watching.snapshots)
+    assert len(attach_points) > 30
+    for start in attach_points:
+        state = watching.snapshots[start]
+        for seq in range(start + 1, attach_points[-1] + 1):
+            state = fold(state, events[seq])
+            if seq in watching.snapshots:
+                expected = watching.snapshots[seq]
+                assert state == expected, f"attached at {start}, folded to {seq}"
+    print(f"{len(attach_points)} attach points")
