@@ -56,7 +56,7 @@ class Daemon:
         self._exit = trio.Event()
         self._hurry = trio.Event()
         self._terminating = False
-        self._waiting = trio.CancelScope()
+        self._drains: set[trio.CancelScope] = set()
         self._rescued: dict[str, str] = {}
 
     # --- life ---------------------------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ class Daemon:
                 async with trio.open_nursery() as live:
                     self.runtimes = Runtimes(self.services, self.pump, live)
                     accepting.start_soon(self._accept, connections)
-                    live.start_soon(self._signals, live)
+                    await live.start(self._signals, live)  # before READY: from then on a TERM drains
                     live.start_soon(self._watchdog)
                     live.start_soon(self._tidy)
                     systemd.notify(READY="1", STATUS="serving")
@@ -80,6 +80,7 @@ class Daemon:
                     systemd.notify(STOPPING="1")
                     for session in self.sessions():
                         session.shut_down("shutdown", self._rescued.get(session.core.id))
+                    accepting.start_soon(self._insist)
                     live.cancel_scope.cancel()
                 accepting.cancel_scope.cancel()
             self.listener.close()
@@ -92,14 +93,22 @@ class Daemon:
         log.info("ended")
         return self.exit_code
 
+    async def _insist(self) -> None:
+        """What a hung disk still holds is given up, or the end would wait for it."""
+        await trio.sleep(STOPPING_S)
+        for session in self.sessions():
+            session.give_up()
+        self.runtimes.give_up()
+
     async def _accept(self, nursery: trio.Nursery) -> None:
         await self.listener.serve(self, self.clients, nursery)
 
     def sessions(self) -> list[Session]:
         return [runtime.session for runtime in self.runtimes.by_id.values()]
 
-    async def _signals(self, live: trio.Nursery) -> None:
+    async def _signals(self, live: trio.Nursery, task_status: trio.TaskStatus[None]) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as received:
+            task_status.started()
             async for number in received:
                 log.info("%s: draining", signal.Signals(number).name)
                 if self._terminating:
@@ -144,31 +153,34 @@ class Daemon:
     def _begin_draining(self) -> None:
         if not self.services.draining:
             self.services.draining = True
-            self._waiting = trio.CancelScope()
             systemd.notify(STATUS="draining")
 
     def _take_work_again(self) -> None:
         if self._terminating:
             raise RpcError("conflict", "the daemon was told to end by a signal")
         self.services.draining = False
-        self._waiting.cancel()
+        for drain in self._drains:
+            drain.cancel()
         systemd.notify(STATUS="serving")
 
     async def _drain(self, params: m.DrainParams) -> m.DrainResult:
         allowed = self.services.config.daemon.drain_deadline_s
         seconds = allowed if params.deadline_ms is None else params.deadline_ms / 1000
-        with self._waiting:
+        with trio.CancelScope() as drain:
+            self._drains.add(drain)
             await self._quiesce(trio.current_time() + seconds)
             await self._retry_saves(trio.current_time())
             if params.exit and params.rescue:
                 await self._rescue()
-        if params.exit and self.services.draining and self._nothing_is_lost():
+        self._drains.discard(drain)
+        if params.exit and not drain.cancel_called and self._nothing_is_lost(rescued=params.rescue):
             self.end()
         return await self._report()
 
-    def _nothing_is_lost(self) -> bool:
-        """Every session is saved, or has a rescue copy."""
-        return all(pending.session_id in self._rescued for pending in self.pending_saves())
+    def _nothing_is_lost(self, *, rescued: bool) -> bool:
+        """Every session is saved or, if that is enough, has a rescue copy."""
+        copied = self._rescued if rescued else {}
+        return all(pending.session_id in copied for pending in self.pending_saves())
 
     def end(self) -> None:
         """Now; runs that still go on are stopped and saved on the way out."""
@@ -195,11 +207,12 @@ class Daemon:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._hurried, nursery.cancel_scope)
                 await self._quiesce(max(trio.current_time(), deadline - STOPPING_S), deadline)
-                await self._retry_saves(deadline)
+                with trio.move_on_at(deadline):
+                    await self._retry_saves(deadline)
                 nursery.cancel_scope.cancel()
             await self._quiesce(trio.current_time(), trio.current_time() + STOPPING_S / 2)
             await self._rescue()
-            if self._nothing_is_lost():
+            if self._nothing_is_lost(rescued=True):
                 self.end()
                 return
             self._terminating, self._hurry = False, trio.Event()
@@ -237,14 +250,19 @@ class Daemon:
             await trio.sleep(RETRY_S)
 
     async def _rescue(self) -> None:
-        for session in self.sessions():
-            if not session.saving.unsaved or session.core.kind == "memory":
-                continue
-            try:
-                self._rescued[session.core.id] = path = await session.saving.rescue()
-                log.error("session %s could not be saved; rescue copy: %s", session.core.id, path)
-            except StorageError as error:
-                log.error("session %s: no rescue copy: %s", session.core.id, error)
+        """Copy what is unsaved elsewhere, all sessions at once: each may be waiting for a disk that hangs."""
+        self._rescued.clear()  # an older copy may not hold what came since
+        async with trio.open_nursery() as nursery:
+            for session in self.sessions():
+                if session.saving.unsaved and session.core.kind != "memory":
+                    nursery.start_soon(self._rescue_one, session)
+
+    async def _rescue_one(self, session: Session) -> None:
+        try:
+            self._rescued[session.core.id] = path = await session.saving.rescue()
+            log.error("session %s could not be saved; rescue copy: %s", session.core.id, path)
+        except StorageError as error:
+            log.error("session %s: no rescue copy: %s", session.core.id, error)
 
     # --- for api.py ---------------------------------------------------------------------------------------------------
 

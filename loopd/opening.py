@@ -19,6 +19,8 @@ from .storage import Store, files
 from .storage.document import first_metadata
 from .storage.memory import MemoryStore
 
+# The threads here are abandoned on cancellation, which comes only when the daemon ends and a disk does not answer.
+
 
 class CwdMissing(Exception):
     """The directory of a session does not exist (S-5)."""
@@ -49,16 +51,17 @@ class Opening:
                 )
             )
         else:
-            store = await trio.to_thread.run_sync(self._create)
+            store = await trio.to_thread.run_sync(self._create, abandon_on_cancel=True)
             self.services.catalog.note(self.cwd, store.meta.updated_at)
         return await self._serve(store, History(), "memory" if in_memory else "persistent")
 
     async def most_recent(self) -> str | None:
-        return await trio.to_thread.run_sync(self.services.catalog.most_recent, self.cwd, self.session_dir)
+        newest = self.services.catalog.most_recent
+        return await trio.to_thread.run_sync(newest, self.cwd, self.session_dir, abandon_on_cancel=True)
 
     async def load(self, path: str) -> Session:
         """Raises what opening a file raises, and :class:`CwdMissing`."""
-        store, history = await trio.to_thread.run_sync(self._open, path)
+        store, history = await trio.to_thread.run_sync(self._open, path, abandon_on_cancel=True)
         return await self._serve(store, history, "persistent")
 
     def _create(self) -> Store:
@@ -117,4 +120,4 @@ async def canonical(cwd: str) -> str:
             raise CwdMissing(f"{cwd} is no directory")
         return os.path.realpath(cwd)
 
-    return await trio.to_thread.run_sync(resolve)
+    return await trio.to_thread.run_sync(resolve, abandon_on_cancel=True)

@@ -70,8 +70,9 @@ class Conversation:
         history = self._core.history
         if self._input is None or self._model != model.ref:
             fresh = ConversationInput(model)
-            await fresh.rebuild(model, [history.line(index) for index in range(history.messages)])
-            self._input, self._model, self._fed = fresh, model.ref, history.messages
+            count = history.messages
+            await fresh.rebuild(model, (history.line(index) for index in range(count)))
+            self._input, self._model, self._fed = fresh, model.ref, count
         while self._fed < history.messages:
             self.add(decode_message(history.line(self._fed)))
         return self._input

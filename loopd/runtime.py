@@ -72,6 +72,7 @@ class Runtimes:
         self.runs: OrderedDict[str, Run] = OrderedDict()
         self._live = live
         self._opening: dict[str, trio.Event] = {}
+        self._performing: set[trio.CancelScope] = set()
 
     # --- looking up ---------------------------------------------------------------------------------------------------
 
@@ -115,13 +116,22 @@ class Runtimes:
         self._live.start_soon(self._perform, job, work)
         return job
 
-    @staticmethod
-    async def _perform(job: Job[T], work: Callable[[], Awaitable[T]]) -> None:
-        with trio.CancelScope(shield=True):
+    async def _perform(self, job: Job[T], work: Callable[[], Awaitable[T]]) -> None:
+        with trio.CancelScope(shield=True) as performing:
+            self._performing.add(performing)
             try:
                 job.succeed(await work())
             except Exception as error:  # boundary: request tail, which raises it again
                 job.fail(error)
+            finally:
+                self._performing.discard(performing)
+        if performing.cancelled_caught:
+            job.fail(Declined("draining", "the daemon ends, and the disk does not answer"))
+
+    def give_up(self) -> None:
+        """The daemon ends and waits no longer for what does not come to an end."""
+        for performing in tuple(self._performing):
+            performing.cancel()
 
     async def open(self, params: RuntimeOpenParams) -> tuple[Runtime, bool]:
         """The runtime, and whether it was made. Openings of one workspace come one after the other: of ten clients

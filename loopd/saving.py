@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -78,12 +78,22 @@ class Saving:
 
     async def rescue(self) -> str:
         """Write what is unsaved beside the sessions; answers where. Raises ``StorageError`` when no place takes it."""
-        roots: Sequence[str] = self._services.rescue_roots
-        call = partial(self._store.rescue, roots, self._snapshot())
+        snapshot = self._snapshot()
+        refusals: list[str] = []
+        for root in self._services.rescue_roots:
+            try:
+                return await self._rescue_below(root, snapshot)
+            except StorageError as error:
+                refusals.append(str(error))
+        raise StorageError("; ".join(refusals) or "no place for a rescue copy is configured")
+
+    async def _rescue_below(self, root: str, snapshot: Snapshot) -> str:
+        """Each place has a deadline of its own: the first is on the disk that may be the one that hangs."""
+        call = partial(self._store.rescue, [root], snapshot)
         with trio.CancelScope(shield=True, deadline=trio.current_time() + RESCUE_DEADLINE_S):
-            # A thread of its own: the session's may be the one that hangs.
+            # A thread of its own: the session's may hang too.
             return await trio.to_thread.run_sync(call, limiter=trio.CapacityLimiter(1), abandon_on_cancel=True)
-        raise StorageError("no place for rescue copies answered in time")
+        raise StorageError(f"{root} did not answer in time")
 
     def give_up(self) -> None:
         """Somebody cannot wait for the disk any longer: what is being written counts as not saved."""

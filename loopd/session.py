@@ -93,6 +93,7 @@ class Session:
         self._conversation = Conversation(core)
         self._ending = trio.Event()
         self._job: Job[Any] | None = None
+        self._performing = trio.CancelScope()
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -166,7 +167,8 @@ class Session:
         return job
 
     async def _perform(self, job: Job[T], work: Callable[[], Awaitable[T]]) -> None:
-        with trio.CancelScope(shield=True):
+        with trio.CancelScope(shield=True) as performing:
+            self._performing = performing
             try:
                 value = await work()
             except Exception as error:  # boundary: request; whoever waits for the job gets it
@@ -175,6 +177,14 @@ class Session:
             else:
                 self.core.free_slot()
                 job.succeed(value)
+        if performing.cancelled_caught:
+            self.core.free_slot()
+            job.fail(StorageError("the daemon ends, and the disk does not answer"))
+
+    def give_up(self) -> None:
+        """The daemon ends and waits no longer for a disk that does not answer."""
+        self.saving.give_up()
+        self._performing.cancel()
 
     # --- what clients ask for -----------------------------------------------------------------------------------------
 

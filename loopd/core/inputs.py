@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import binascii
 import hashlib
 from collections.abc import Sequence
@@ -43,8 +42,8 @@ def _block(part: TextInput | ImageInput, place: int) -> UserBlock:
     if part.mime_type not in IMAGE_TYPES:
         raise Invalid(f"an image may be {', '.join(IMAGE_TYPES)}", f"content[{place}].mimeType")
     try:
-        base64.b64decode(part.data, validate=True)
-    except (binascii.Error, ValueError):
+        binascii.a2b_base64(part.data, strict_mode=True)
+    except ValueError:
         raise Invalid("not base64", f"content[{place}].data") from None
     if not part.data:
         raise Invalid("an empty image", f"content[{place}].data")

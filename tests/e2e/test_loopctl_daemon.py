@@ -5,17 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-from loopctl_world import World, ended, made
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with made(tmp_path) as world:
-        yield world
+from loopctl_world import World, ended
 
 
 def test_start_status_log_and_stop(world: World) -> None:  # D-7

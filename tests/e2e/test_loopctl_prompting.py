@@ -7,17 +7,9 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-from loopctl_world import COMMAND, PATIENCE, World, ended, first_output, made
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with made(tmp_path) as world:
-        yield world
+from loopctl_world import COMMAND, PATIENCE, World, ended, first_output
 
 
 def roles(world: World, *arguments: str) -> list[str]:
