@@ -79,7 +79,7 @@ class Daemon:
                     await self._exit.wait()
                     systemd.notify(STOPPING="1")
                     for session in self.sessions():
-                        session.shut_down("shutdown", self._rescued.get(session.core.id))
+                        session.end("shutdown", rescued=self._rescued.get(session.core.id))
                     accepting.start_soon(self._insist)
                     live.cancel_scope.cancel()
                 accepting.cancel_scope.cancel()

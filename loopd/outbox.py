@@ -151,7 +151,7 @@ class Outbox:
         if self._replies:
             body, marks = self._replies[0]
             for cursor, mark in marks:
-                if cursor.position < mark and cursor.log.runtime_id in self.cursors:
+                if cursor.position < mark and self.cursors.get(cursor.log.runtime_id) is cursor:
                     return cursor.take(room, upto=mark)
             self._replies.popleft()
             self._waiting -= len(body)

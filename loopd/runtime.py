@@ -189,7 +189,7 @@ class Runtimes:
         )
         session = await self._session_for(params.session, opening)
         if default and (other := self.default_of(session.core.cwd)):
-            session.finish()
+            session.end(None)
             await session.ended.wait()
             raise _conflict(other, f"{session.core.cwd} has another session open")
         runtime = Runtime(runtime_id, events, session, default=default)
@@ -252,7 +252,7 @@ class Runtimes:
         runtime.session = new
         runtime.events.publish(new.core.id, ev.SessionReplaced(core.id, new.core.state()))
         runtime.events.end_unfollowing()
-        old.finish()
+        old.end(None)
         return new
 
     async def dispose(self, runtime: Runtime) -> None:

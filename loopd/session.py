@@ -92,6 +92,8 @@ class Session:
         self._services = services
         self._conversation = Conversation(core)
         self._ending = trio.Event()
+        self._farewell: str | None = "shutdown"
+        self._rescued: str | None = None
         self._job: Job[Any] | None = None
         self._performing = trio.CancelScope()
 
@@ -110,19 +112,18 @@ class Session:
                         self.run.stop()
                 nursery.cancel_scope.cancel()
         finally:
+            if self._farewell is not None:
+                self.core.close(self._farewell, self._rescued)
             self.core.closed = True
             self.saving.close()
             self.ended.set()
 
-    def finish(self) -> None:
-        """End without an event: the runtime goes on with another session (R-5). ``ended`` tells when it has."""
+    def end(self, farewell: str | None, *, rescued: str | None = None) -> None:
+        """No new work from here on. ``serve`` stops what goes on, waits for it, and says ``session_closed`` last, with
+        ``farewell`` as the reason; None where the runtime goes on with another session, whose stream it is then (R-5).
+        ``ended`` tells when it is over."""
         self.core.closed = True
-        self._ending.set()
-
-    def shut_down(self, reason: str, rescue: str | None = None) -> None:
-        """End and say so. Everything was saved, rescued or given up before."""
-        if not self.core.closed:
-            self.core.close(reason, rescue)
+        self._farewell, self._rescued = farewell, rescued
         self._ending.set()
 
     async def dispose(self) -> None:
@@ -134,7 +135,8 @@ class Session:
             await self.quiet()
             if self.core.unsaved is not None:
                 raise StorageError(self.core.unsaved)
-            self.shut_down("disposed")
+            if not self.core.closed:
+                self.end("disposed")
         finally:
             self.core.disposing = False
         await self.ended.wait()
@@ -223,7 +225,7 @@ class Session:
             except StorageError as error:
                 log.error("session %s: no rescue copy: %s", self.core.id, error)
         self.core.close("fault", rescued)
-        self._ending.set()
+        self.end(None)
         self.on_fault(self)
 
     async def set_model(self, model: ModelRef) -> ModelRef:

@@ -11,6 +11,7 @@ import trio
 from inprocess import PlayedModel, Probe, call, running, text
 
 from loopd.agent import ModelError, Reply, TextDelta
+from loopd.storage import files
 
 
 def _raising(error: Exception, *, after: int) -> Callable[..., Any]:
@@ -150,3 +151,24 @@ async def test_a_bug_in_the_session_closes_it_with_a_rescue_copy_and_no_other(  
         assert fine["outcome"] == "success"
         assert (await wire.call("server/status"))["sessions"] == 1
         await wire.aclose()
+
+
+async def test_an_end_without_a_drain_settles_the_run_once_saves_it_and_closes_last(tmp_path: Path) -> None:  # I-2
+    async def hang(_: Any, say: Callable[[Any], None]) -> Reply:
+        say(TextDelta("partial"))
+        await trio.sleep_forever()
+        raise AssertionError
+
+    async with running(tmp_path, model=PlayedModel([hang])) as world:
+        wire = await world.connect()
+        opened = await wire.open(world)
+        await wire.prompt(opened["sessionId"])
+        await wire.event("message_update")
+        world.daemon.end()
+        with pytest.raises(trio.EndOfChannel):
+            await wire.event("never")
+        kinds = [params.event.__struct_config__.tag for params in wire.events]
+        assert kinds[-3:] == ["session_saved", "run_settled", "session_closed"]
+        assert kinds.count("run_settled") == 1
+        _, stored = files.read_session(world.services.fs, opened["path"])
+        assert stored.messages == 2
