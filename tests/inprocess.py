@@ -122,6 +122,8 @@ class World:
     root: Path
     socket: str
     wires: list[Wire] = field(default_factory=list)
+    ended: trio.Event = field(default_factory=trio.Event)
+    exit_code: int | None = None
 
     @property
     def cwd(self) -> str:
@@ -130,6 +132,10 @@ class World:
     @property
     def services(self) -> Services:
         return self.daemon.services
+
+    async def serve(self, task_status: trio.TaskStatus[None]) -> None:
+        self.exit_code = await self.daemon.serve(task_status)
+        self.ended.set()
 
     def runtime(self) -> Runtime:
         (runtime,) = self.daemon.runtimes.by_id.values()
@@ -259,7 +265,7 @@ async def running(
         )
         world = World(Daemon(services, listen(path), on_demand=on_demand), root, path)
         async with trio.open_nursery() as nursery:
-            await nursery.start(world.daemon.serve)
+            await nursery.start(world.serve)
             try:
                 yield world
             finally:

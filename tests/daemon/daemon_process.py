@@ -83,6 +83,7 @@ def started(
 
 def spawned(root: Path, *options: str, **environ: str) -> subprocess.Popen[bytes]:
     """Started, and nothing awaited."""
+    (root / "config.toml").touch()
     with (root / "log").open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "loopd", "--socket", str(root / "s"), *options],

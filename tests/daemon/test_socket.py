@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -85,12 +86,11 @@ def test_a_socket_on_which_something_else_listens_is_not_taken(place: Path) -> N
         other.listen(0)
         with pytest.raises(server.AlreadyServed):
             server.listen(str(place / "s"))
-        with socket.socket(socket.AF_UNIX) as first, socket.socket(socket.AF_UNIX) as busy:
-            first.connect(str(place / "s"))
-            busy.setblocking(False)
-            assert busy.connect_ex(str(place / "s")) != 0  # its backlog is full, so it cannot be probed either
-            with pytest.raises(server.AlreadyServed):
-                server.listen(str(place / "s"))
+        with socket.socket(socket.AF_UNIX) as late:
+            late.setblocking(False)
+            assert late.connect_ex(str(place / "s")) == errno.EAGAIN  # nobody accepts, and the backlog is full
+        with pytest.raises(server.AlreadyServed):
+            server.listen(str(place / "s"))
     assert (place / "s").is_socket()
 
 
@@ -133,7 +133,10 @@ async def test_an_inherited_socket_stays_where_it_is(place: Path) -> None:
 
 
 def test_a_daemon_with_an_inherited_socket_serves_it_and_leaves_it(place: Path) -> None:  # D-7
-    program = "import os, sys; os.environ['LISTEN_PID'] = str(os.getpid()); os.execv(sys.executable, sys.argv[1:])"
+    program = (
+        "import os, sys; os.environ['LISTEN_PID'] = str(os.getpid()); os.dup2(int(sys.argv[1]), 3, True); "
+        "os.execv(sys.executable, [sys.executable, '-m', 'loopd'])"
+    )
     with socket.socket(socket.AF_UNIX) as made, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inbox:
         made.bind(str(place / "s"))
         made.listen()
@@ -146,10 +149,10 @@ def test_a_daemon_with_an_inherited_socket_serves_it_and_leaves_it(place: Path) 
             "NOTIFY_SOCKET": str(place / "notify"),
         }
         with subprocess.Popen(
-            [sys.executable, "-c", program, sys.executable, "-m", "loopd"],
+            [sys.executable, "-c", program, str(made.fileno())],
             env=environ,
             stderr=subprocess.DEVNULL,
-            preexec_fn=lambda: os.dup2(made.fileno(), 3),
+            pass_fds=[made.fileno()],
         ) as child:
             try:
                 with Client.connect(str(place / "s"), timeout=PATIENCE) as client:
@@ -254,7 +257,7 @@ def test_a_path_that_no_socket_can_have_is_refused_with_its_length_and_the_limit
 
 
 def test_a_process_of_another_user_is_refused(  # D-6
-    place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -276,7 +279,7 @@ def test_a_client_of_another_user_gets_nothing_even_if_it_can_reach_the_socket(d
     os.chmod(daemon.place, 0o755)
     os.chmod(daemon.socket, 0o666)
     done = subprocess.run(
-        [sys._base_executable if os.access(sys.executable, os.X_OK) else sys.executable, "-c", program, daemon.socket],  # type: ignore[attr-defined]
+        ["/usr/bin/env", "python3", "-c", program, daemon.socket],
         user=12345,
         capture_output=True,
         text=True,

@@ -27,10 +27,10 @@ class Paced:
     said: trio.Event = field(default_factory=trio.Event)
     go: trio.Event = field(default_factory=trio.Event)
 
-    def encode(self, group: Any) -> bytes:
+    def encode(self, _group: Any) -> bytes:
         return b"{}"
 
-    async def respond(self, request: Any, say: Say) -> Reply:
+    async def respond(self, _request: Any, say: Say) -> Reply:
         for number in range(self.words):
             say(TextDelta(f"{number:0{self.length}d} "))
             await trio.lowlevel.checkpoint()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import tracemalloc
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -14,7 +15,8 @@ from inprocess import PlayedModel, Wire, World, text
 from pacing import MakeWorld, Paced
 
 from loop_protocol import jsonrpc
-from loop_protocol.jsonrpc import Framing, RpcError
+from loop_protocol.jsonrpc import Framing
+from loop_protocol.v1.errors import RpcError
 from loopd import connection as connections
 from loopd import daemon as daemons
 
@@ -38,7 +40,7 @@ async def gone(world: World, wire: Wire) -> None:
     before = set(world.daemon.clients)
     await wire.aclose()
     with trio.fail_after(5):
-        while set(world.daemon.clients) >= before:
+        while world.daemon.clients >= before:
             await trio.lowlevel.checkpoint()
 
 
@@ -220,7 +222,8 @@ async def test_cancel_request_ends_the_wait_and_not_the_work(make_world: MakeWor
     opened = await wire.open(world, attach=False)
     run_id = await wire.prompt(opened["sessionId"])
     waiting = await wire.request("run/wait", {"runId": run_id})
-    for params in ({"id": waiting + 0.0}, {"id": "other"}, {"id": None}, {"id": []}, {}, {"id": waiting}):
+    ids: list[dict[str, Any]] = [{"id": "other"}, {"id": None}, {"id": []}, {}, {"id": float(waiting)}]
+    for params in ids:
         await wire.send(jsonrpc.request_body(None, "$/cancelRequest", params))
     await wire.send(jsonrpc.request_body(None, "$/setTrace", {"value": "off"}))
     with pytest.raises(RpcError) as ended:
@@ -234,7 +237,7 @@ async def test_cancel_request_ends_the_wait_and_not_the_work(make_world: MakeWor
 async def test_a_hundred_clients_that_close_in_mid_stream_take_nobody_with_them(make_world: MakeWorld) -> None:  # K-51
     model = Paced(words=100_000)
     world = await make_world(model=model)
-    first = await world.connect()
+    first, served = await _served(world)
     opened = await first.open(world)
     run_id = await first.prompt(opened["sessionId"])
     for number in range(100):
@@ -246,9 +249,10 @@ async def test_a_hundred_clients_that_close_in_mid_stream_take_nobody_with_them(
         await wire.aclose()
     assert (await first.call("session/stop", {"sessionId": opened["sessionId"], "runId": run_id}))["stopped"]
     with trio.fail_after(5):
-        while len(world.daemon.clients) > 1:
-            await trio.sleep(0.01)
-    assert not world.runtime().events.cursors - set(next(iter(world.daemon.clients)).outbox.cursors.values())
+        for client in world.daemon.clients - {served}:
+            await client.ended.wait()
+    assert world.daemon.clients == {served}
+    assert world.runtime().events.cursors == set(served.outbox.cursors.values())
     assert [params.seq for params in first.events] == list(range(1, len(first.events) + 1))
     await first.aclose()
 
@@ -349,10 +353,8 @@ async def test_of_a_hundred_that_connect_at_once_64_are_served_and_every_other_i
     async def knock() -> None:
         wire = await world.connect(handshake=False)
         wires.append(wire)
-        try:
+        with suppress(trio.BrokenResourceError):  # refused before it could speak; the answer is there all the same
             await wire.send(body(1, "initialize", HELLO))
-        except trio.BrokenResourceError:
-            pass  # refused before it could speak; the answer is there all the same
         answer = await wire.receive()
         outcomes.append("served" if "result" in answer else answer["error"]["data"]["limit"])
 
@@ -384,16 +386,12 @@ async def test_four_mebibytes_of_nonsense_get_an_error_while_others_are_answered
 ) -> None:  # K-56
     world = await make_world()
     bystander = await world.connect()
-    worst = 9.9
-    for _ in range(3):  # what is promised must be possible; another program may have had the processor once
-        worst = min(worst, await _longest_wait(world, bystander, HOSTILE[name]))
-        if worst < 0.25:
-            break
-    assert worst < 0.25
+    assert await _longest_wait(world, bystander, HOSTILE[name]) < 0.25
     await bystander.aclose()
 
 
 async def _longest_wait(world: World, bystander: Wire, hostile: bytes) -> float:
+    """In seconds of this thread, the daemon's too, so that other programs on this machine do not count."""
     wire = await world.connect()
     worst = 0.0
     async with trio.open_nursery() as nursery:
@@ -408,9 +406,9 @@ async def _longest_wait(world: World, bystander: Wire, hostile: bytes) -> float:
         nursery.start_soon(read)
         nursery.start_soon(wire.send, hostile + body(7, "runtime/list"))
         while True:
-            began = time.perf_counter()
+            began = time.thread_time()
             await bystander.call("runtime/list")
-            worst = max(worst, time.perf_counter() - began)
+            worst = max(worst, time.thread_time() - began)
     await wire.aclose()
     return worst
 
@@ -421,12 +419,11 @@ async def test_forty_megabytes_without_a_newline_end_that_connection_in_bounded_
 ) -> None:  # K-56
     world = await make_world()
     wire, bystander = await world.connect(), await world.connect()
+    endless = opening + b"x" * 40_000_000
     tracemalloc.start()
     try:
-        await wire.send(opening)
         with pytest.raises(trio.BrokenResourceError):
-            for _ in range(640):
-                await wire.send(b"x" * 65536)
+            await wire.send(endless)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -12,8 +12,10 @@ from inprocess import PlayedModel, Probe, Wire, World, call, text
 from pacing import MakeWorld, Paced, tag
 
 from loop_protocol import jsonrpc
-from loop_protocol.jsonrpc import Framing, RpcError
+from loop_protocol.jsonrpc import Framing
+from loop_protocol.v1.errors import RpcError
 from loopd import event_log
+from loopd.agent import TextDelta
 
 FRAMINGS = pytest.mark.parametrize("framing", list(Framing), ids=[framing.value for framing in Framing])
 
@@ -282,8 +284,6 @@ async def test_an_event_is_encoded_once_whatever_the_number_of_clients(
 
 async def test_what_is_streamed_in_one_go_is_one_event(make_world: MakeWorld) -> None:
     async def at_once(_: object, say: Any) -> Any:
-        from loopd.agent import TextDelta
-
         for number in range(10_000):
             say(TextDelta(f"{number} "))
         await trio.lowlevel.checkpoint()
