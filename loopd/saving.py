@@ -16,6 +16,7 @@ from .storage import Snapshot, StorageError, Store
 
 # A disk that does not answer for so long counts as failed. Its thread cannot be cancelled: the next write waits for it.
 STORAGE_DEADLINE_S = 20.0
+# For all places together: with the drain's deadline of at most 8 s it leaves a TERM within its 10 s (D-4).
 RESCUE_DEADLINE_S = 1.5
 
 log = logging.getLogger("loopd.saving")
@@ -80,17 +81,18 @@ class Saving:
         """Write what is unsaved beside the sessions; answers where. Raises ``StorageError`` when no place takes it."""
         snapshot = self._snapshot()
         refusals: list[str] = []
-        for root in self._services.rescue_roots:
+        roots = self._services.rescue_roots
+        for root in roots:
             try:
-                return await self._rescue_below(root, snapshot)
+                return await self._rescue_below(root, snapshot, limit_s=RESCUE_DEADLINE_S / len(roots))
             except StorageError as error:
                 refusals.append(str(error))
         raise StorageError("; ".join(refusals) or "no place for a rescue copy is configured")
 
-    async def _rescue_below(self, root: str, snapshot: Snapshot) -> str:
+    async def _rescue_below(self, root: str, snapshot: Snapshot, *, limit_s: float) -> str:
         """Each place has a deadline of its own: the first is on the disk that may be the one that hangs."""
         call = partial(self._store.rescue, [root], snapshot)
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + RESCUE_DEADLINE_S):
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + limit_s):
             # A thread of its own: the session's may hang too.
             return await trio.to_thread.run_sync(call, limiter=trio.CapacityLimiter(1), abandon_on_cancel=True)
         raise StorageError(f"{root} did not answer in time")

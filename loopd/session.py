@@ -111,7 +111,13 @@ class Session:
                     if self.run:
                         self.run.stop()
                 nursery.cancel_scope.cancel()
+        except Exception:  # boundary: session supervisor, the outermost: a fault in closing after a fault
+            log.exception("session %s: closed without a rescue copy", self.core.id)
+            self._farewell = "fault"
+            self.on_fault(self)
         finally:
+            if self.run:
+                self.run.done.set()
             if self._farewell is not None:
                 self.core.close(self._farewell, self._rescued)
             self.core.closed = True
@@ -211,19 +217,25 @@ class Session:
                 self.core.settle_run(run.state)
             except Exception:  # boundary: session supervisor; a bug closes this session, never the daemon (D-5)
                 log.exception("session %s: a fault closes it", self.core.id)
-                await self._close_after_fault()
+                await self._close_after_fault(run)
             self.run = None
             run.done.set()
 
-    async def _close_after_fault(self) -> None:
-        """What is unsaved goes to a rescue copy, which the last event names."""
-        self.core.closed = True
-        rescued = None
-        if self.saving.unsaved:
+    async def _close_after_fault(self, run: Run) -> None:
+        """What is unsaved goes to a rescue copy, which the last event names. Where no place takes one the session stays
+        open, with a pending save: nothing is thrown away (S-25)."""
+        rescued, refusal = None, None
+        if self.saving.unsaved and self.core.kind != "memory":
             try:
                 rescued = await self.saving.rescue()
             except StorageError as error:
-                log.error("session %s: no rescue copy: %s", self.core.id, error)
+                refusal = str(error)
+        if self.core.run is run.state:
+            self.core.abandon_run(run.state)
+        if refusal is not None:
+            log.error("session %s: no rescue copy: %s", self.core.id, refusal)
+            self.core.fail_save(refusal)
+            return
         self.core.close("fault", rescued)
         self.end(None)
         self.on_fault(self)

@@ -171,6 +171,16 @@ class SessionCore:
         )
         return result
 
+    def abandon_run(self, run: RunState) -> None:
+        """Settle a run that a fault kept from it (I-2); what is kept of it must be paired all the same (I-8)."""
+        run.generating = False
+        self.transcript.answer_open_calls()
+        error = ErrorInfo("internal", "a fault in the daemon ended the run; its log has the details")
+        outcome: Outcome = "cancelled" if run.stop_requested else "error"
+        run.result = self.last_run = RunResult(run_id=run.id, outcome=outcome, saved=False, error=error)
+        self.run, self.slot = None, None
+        self.announce.publish(ev.RunSettled(run_id=run.id, outcome=outcome, saved=False, error=error))
+
     # --- saving, settings, closing ------------------------------------------------------------------------------------
 
     @property
@@ -206,14 +216,8 @@ class SessionCore:
         )
 
     def close(self, reason: str, rescue: str | None = None) -> None:
-        """The last event. A run that could not settle does it here (I-2)."""
+        """The last event."""
         self.closed = True
-        if self.run is not None:
-            error = ErrorInfo("internal", "a fault in the daemon ended the run; its log has the details")
-            outcome: Outcome = "cancelled" if self.run.stop_requested else "error"
-            self.run.result = RunResult(run_id=self.run.id, outcome=outcome, saved=False, error=error)
-            self.announce.publish(ev.RunSettled(run_id=self.run.id, outcome=outcome, saved=False, error=error))
-            self.run = self.slot = None
         self.announce.publish(ev.SessionClosed(reason=reason, rescue=rescue))
 
     def state(self) -> SessionState:

@@ -10,6 +10,7 @@ import pytest
 import trio
 from inprocess import PlayedModel, Probe, call, running, text
 
+from loop_protocol.v1.errors import RpcError
 from loopd.agent import ModelError, Reply, TextDelta
 from loopd.storage import files
 
@@ -151,6 +152,48 @@ async def test_a_bug_in_the_session_closes_it_with_a_rescue_copy_and_no_other(  
         assert fine["outcome"] == "success"
         assert (await wire.call("server/status"))["sessions"] == 1
         await wire.aclose()
+
+
+async def test_a_bug_in_closing_after_a_bug_ends_that_session_only(  # D-5
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError("a bug")
+
+    async with running(tmp_path, model=PlayedModel([text("fine")])) as world:
+        wire = await world.connect()
+        opened = await wire.open(world)
+        monkeypatch.setattr(type(world.session().saving), "save", broken)
+        monkeypatch.setattr(type(world.session().core), "abandon_run", broken)
+        with pytest.raises(RpcError) as ended:
+            await wire.call("session/prompt", {"sessionId": opened["sessionId"], "content": "hi", "wait": True})
+        assert ended.value.kind == "session_closed"
+        monkeypatch.undo()
+        assert (await wire.event("session_closed")).event.reason == "fault"  # type: ignore[union-attr]
+        assert (await wire.call("server/status"))["sessions"] == 0
+
+
+async def test_a_bug_whose_rescue_fails_too_keeps_the_session_and_its_messages(  # S-25
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError("a bug")
+
+    nowhere = str(tmp_path / "file" / "x")
+    (tmp_path / "file").write_text("no directory")
+    async with running(tmp_path, model=PlayedModel([text("fine")]), rescue_roots=[nowhere]) as world:
+        wire = await world.connect()
+        opened = await wire.open(world)
+        monkeypatch.setattr(type(world.session().saving), "save", broken)
+        result = await wire.call("session/prompt", {"sessionId": opened["sessionId"], "content": "hi", "wait": True})
+        monkeypatch.undo()
+        assert (result["outcome"], result["saved"]) == ("error", False)
+        assert (await wire.call("session/state", {"sessionId": opened["sessionId"]}))["hasPendingSave"]
+        assert await wire.call("session/flush", {"sessionId": opened["sessionId"]}) == {"flushed": True}
+        again = await wire.call("session/prompt", {"sessionId": opened["sessionId"], "content": "hi", "wait": True})
+        assert (again["outcome"], again["saved"]) == ("success", True)
+        _, stored = files.read_session(world.services.fs, opened["path"])
+        assert stored.messages == 4
 
 
 async def test_an_end_without_a_drain_settles_the_run_once_saves_it_and_closes_last(tmp_path: Path) -> None:  # I-2
