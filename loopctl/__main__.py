@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from importlib import import_module
 
 import click
 
-from .exits import INTERRUPTED, OK, USAGE, Failure, OutputClosed
+from .exits import INTERRUPTED, OK, RUN_FAILED, USAGE, Failure, OutputClosed, OutputFailed
 from .terminal import note
 
 # name: where it is, and what --help says, so that --help needs none of these modules
@@ -75,12 +76,21 @@ def run(arguments: list[str]) -> int:
     except click.Abort:  # Ctrl-C, where no command gives it a meaning of its own
         return INTERRUPTED
     except (OutputClosed, BrokenPipeError):
-        # `loopctl messages | head`: not our failure. At exit Python would flush once more, and complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_stdout()  # `loopctl messages | head`: not our failure
         return OK
+    except OutputFailed as failed:
+        _forget_stdout()
+        with suppress(OutputClosed, OutputFailed):  # stderr may be the same full disk
+            note(f"cannot write: {failed}")
+        return RUN_FAILED
     except UnicodeEncodeError:
         note("the protocol is UTF-8, and a path or an argument is not")
         return USAGE
+
+
+def _forget_stdout() -> None:
+    """At exit Python would flush once more, and complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def main() -> None:

@@ -33,9 +33,10 @@ _BY_KIND = {
 
 # What a person can do about a refusal that they can do something about.
 _REMEDY = {
-    "pending_save": "Repair the cause, then run `loopctl flush`.",
-    "save_failed": "It is kept in the daemon's memory. Repair the cause, then run `loopctl flush`.",
-    "session_busy": "Wait for it (`loopctl attach` watches), or end it with `loopctl stop`.",
+    "pending_save": "`loopctl flush` does that.",
+    "save_failed": "It is kept in the daemon's memory; `loopctl flush` tries again.",
+    "session_busy": "`loopctl attach` watches it, `loopctl stop` ends it.",
+    "draining": "If it does not end, `loopctl drain --cancel` lets it take work again.",
     "model_unavailable": "`loopctl models` shows what can be chosen, and why the rest cannot.",
 }
 
@@ -55,6 +56,10 @@ class Failure(Exception):
 
 class OutputClosed(Exception):
     """Nobody reads our output any more; whatever the daemon does goes on."""
+
+
+class OutputFailed(Exception):
+    """What we print cannot be written; whatever the daemon does goes on."""
 
 
 def refusal(kind: str, message: str) -> Failure:

@@ -9,7 +9,7 @@ from typing import Any
 
 from loop_protocol.client import Client
 from loop_protocol.v1.errors import RpcError
-from loop_protocol.v1.methods import AttachResult, ReplaceResult, RuntimeOpenResult
+from loop_protocol.v1.methods import AttachResult, ReplaceResult, RuntimeOpenResult, SessionListResult
 from loop_protocol.v1.types import SessionState
 
 from .reach import ANSWER
@@ -77,7 +77,19 @@ def _open_or_join(client: Client, wish: Wish) -> str:
         if error.kind not in ("conflict", "session_locked") or not isinstance(other, str):
             raise
         return _renewed(client, other) if wish.way is Way.NEW else other
+    if opened.created:
+        _say_if_unexpected(client, wish, opened.state)
     return opened.runtime_id
+
+
+def _say_if_unexpected(client: Client, wish: Wish, state: SessionState) -> None:
+    """Somebody who expects to go on with a conversation must not find out by the answer that it is another one."""
+    if wish.way is Way.CONTINUE and not state.live_count:
+        note("no session to go on with here: this is a new one")
+    if wish.way is Way.CURRENT:
+        saved: SessionListResult = client.call("session/list", {"cwd": here(), "limit": 2}, timeout=ANSWER)
+        if len(saved.sessions) > 1:
+            note("a new session, since none is open here; --continue goes on with the latest saved one")
 
 
 def _renewed(client: Client, runtime_id: str) -> str:

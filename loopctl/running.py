@@ -33,6 +33,12 @@ class Following:
     result: RunResult | None = None
 
     def until_settled(self, interrupts: Interrupts, *, deadline: float | None) -> RunResult:
+        try:
+            return self._until_settled(interrupts, deadline=deadline)
+        finally:
+            self.view.end_line()
+
+    def _until_settled(self, interrupts: Interrupts, *, deadline: float | None) -> RunResult:
         while self.result is None:
             # First what the person wants: a fast stream always has one more event.
             if interrupts.asked:
@@ -43,7 +49,6 @@ class Following:
                 self._take(notification)
             else:
                 interrupts.wait(self.client, None if deadline is None else deadline - time.monotonic())
-        self.view.end_line()
         return self.result
 
     def _take(self, notification: Notification) -> None:
@@ -104,7 +109,7 @@ def exit_code(following: Following, result: RunResult) -> int:
     """Say how it ended, and with which code that is told. An unsaved conversation comes before anything else (S-25)."""
     tell(following, result)
     if not result.saved:
-        note("the conversation is not saved, the daemon keeps it in memory: repair the cause, then run `loopctl flush`")
+        note("the conversation is not saved, the daemon keeps it in memory; `loopctl flush` tries again")
         return REFUSED
     if following.stopped_by:
         return following.stopped_by

@@ -11,7 +11,7 @@ import sys
 import time
 from typing import TextIO
 
-from .exits import OutputClosed
+from .exits import OutputClosed, OutputFailed
 
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 but for tab and newline, DEL, C1
@@ -99,6 +99,8 @@ def _write(stream: TextIO | None, text: str) -> None:
         stream.flush()
     except BrokenPipeError:
         raise OutputClosed from None
+    except OSError as error:  # a full disk, for one
+        raise OutputFailed(error.strerror or str(error)) from None
     except UnicodeEncodeError:  # a locale that lacks the character: show which it is
         stream.write(text.encode(stream.encoding, "backslashreplace").decode(stream.encoding))
         stream.flush()

@@ -26,6 +26,8 @@ from loop_protocol.v1.types import AssistantMessage, ErrorInfo, Message, TextBlo
 from .terminal import err, note, one_line, out
 
 ARGUMENTS = 300
+# Of a chatty tool: so many lines as they come, and then the last ones when it has ended.
+HEAD_LINES = 20
 TAIL_LINES = 10
 TAIL = 4096
 
@@ -37,7 +39,7 @@ class View:
         self._prompts = prompts
         self._message: str | None = None
         self._shown = ""
-        self._tools: dict[str, str] = {}
+        self._tools: dict[str, ToolOutput] = {}
         self._quiet_tools: set[str] = set()
 
     def show(self, params: EventParams) -> None:
@@ -51,11 +53,11 @@ class View:
             case MessageEnd():
                 self.end_line()
             case ToolExecutionStart() as start:
-                self._tools[start.tool_call_id] = ""
+                self._tools[start.tool_call_id] = ToolOutput()
                 self.end_line()
                 err(f"→ {start.tool_name} {arguments_line(start.arguments)}\n", dim=True)
             case ToolExecutionUpdate(tool_call_id=call, output_delta=delta):
-                self._tools[call] = (self._tools.get(call, "") + delta)[-TAIL:]
+                self._tools.setdefault(call, ToolOutput()).add(delta)
             case ToolExecutionEnd(tool_call_id=call, is_error=failed):
                 self._tool_ended(call, failed=failed)
             case SaveFailed(reason=reason):
@@ -110,11 +112,39 @@ class View:
         self.end_line()
 
     def _tool_ended(self, call: str, *, failed: bool) -> None:
-        tail = self._tools.pop(call, "")
-        self._quiet_tools = set() if tail else {call}
-        err(_tail(tail), dim=True)
+        output = self._tools.pop(call, ToolOutput())
+        self._quiet_tools = set() if output.printed else {call}
+        output.end()
         if failed:
             err("  (failed)\n", dim=True)
+
+
+class ToolOutput:
+    """What a running tool prints: its first lines as they come, of the rest the last ones at its end."""
+
+    def __init__(self) -> None:
+        self.printed = False
+        self._line = ""
+        self._shown = 0
+        self._kept = ""
+        self._left_out = 0
+
+    def add(self, text: str) -> None:
+        self.printed = True
+        *lines, self._line = (self._line + text).split("\n")
+        self._line = self._line[-TAIL:]
+        fresh = lines[: HEAD_LINES - self._shown] if self._shown < HEAD_LINES else []
+        self._shown += len(fresh)
+        err("".join(f"  {line}\n" for line in fresh), dim=True)
+        later = lines[len(fresh) :]
+        self._left_out += len(later)
+        self._kept = (self._kept + "".join(line + "\n" for line in later))[-TAIL:]
+
+    def end(self) -> None:
+        last = (self._kept + self._line).splitlines()[-TAIL_LINES:]
+        before = self._left_out + bool(self._line) - len(last)
+        cut = [f"  … {before} more lines\n"] if before > 0 else []
+        err("".join(cut + [f"  {line}\n" for line in last]), dim=True)
 
 
 def outcome(outcome: str, error: ErrorInfo | None) -> None:

@@ -34,7 +34,7 @@ SWITCH_INTERVAL_S = 0.0005
 log = logging.getLogger("loopd")
 
 
-@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="loopd")
 @click.option("--socket", metavar="PATH", help="Serve here. [default: $LOOPD_SOCKET, else below $XDG_RUNTIME_DIR]")
 @click.option(
@@ -44,9 +44,7 @@ log = logging.getLogger("loopd")
 @click.option("--log-file", metavar="FILE", help="Log here instead of to stderr.")
 @click.option("--rescue-dir", metavar="DIR", help="A further place for rescue copies of what cannot be saved.")
 @click.option("--on-demand", is_flag=True, hidden=True, help="Somebody starts it again when it is needed.")
-@click.pass_context
 def main(
-    context: click.Context,
     socket: str | None,
     data_dir: str | None,
     config: str | None,
@@ -55,8 +53,6 @@ def main(
     on_demand: bool,
 ) -> None:
     """The session daemon: serves in the foreground until it gets a TERM or is drained."""
-    if context.invoked_subcommand:
-        return
     os.umask(0o077)
     try:
         settings = load(config)

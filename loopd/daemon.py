@@ -146,14 +146,17 @@ class Daemon:
         if params.cancel:
             self._take_work_again()
             return self._report
-        self._begin_draining()
-        job = self.runtimes.start(partial(self._drain, params))
+        began = self._begin_draining()
+        job = self.runtimes.start(partial(self._drain, params, began=began))
         return job.wait
 
-    def _begin_draining(self) -> None:
-        if not self.services.draining:
+    def _begin_draining(self) -> bool:
+        """Whether it was this call that began it."""
+        began = not self.services.draining
+        if began:
             self.services.draining = True
             systemd.notify(STATUS="draining")
+        return began
 
     def _take_work_again(self) -> None:
         if self._terminating:
@@ -163,7 +166,8 @@ class Daemon:
             drain.cancel()
         systemd.notify(STATUS="serving")
 
-    async def _drain(self, params: m.DrainParams) -> m.DrainResult:
+    async def _drain(self, params: m.DrainParams, *, began: bool) -> m.DrainResult:
+        """A daemon that was asked to exit and must not, because something is unsaved, goes on as before."""
         allowed = self.services.config.daemon.drain_deadline_s
         seconds = allowed if params.deadline_ms is None else params.deadline_ms / 1000
         with trio.CancelScope() as drain:
@@ -173,8 +177,11 @@ class Daemon:
             if params.exit and params.rescue:
                 await self._rescue()
         self._drains.discard(drain)
-        if params.exit and not drain.cancel_called and self._nothing_is_lost(rescued=params.rescue):
-            self.end()
+        if params.exit and not drain.cancel_called:
+            if self._nothing_is_lost(rescued=params.rescue):
+                self.end()
+            elif began and not self._terminating:
+                self._take_work_again()
         return await self._report()
 
     def _nothing_is_lost(self, *, rescued: bool) -> bool:

@@ -49,7 +49,8 @@ class Saving:
         try:
             await self._write(partial(self._store.commit, snapshot, rewrite=rewrite))
         except StorageError as error:
-            log.error("session %s: %s", self._core.id, error)
+            if str(error) != self._core.unsaved:  # a drain tries several times a second
+                log.error("session %s: %s", self._core.id, error)
             self._core.fail_save(str(error))
             return
         self._attempt, self._saved_lines = None, snapshot.count

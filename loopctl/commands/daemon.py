@@ -35,9 +35,12 @@ def daemon() -> None:
 @click.pass_context
 def start(ctx: click.Context) -> int:
     """Start the daemon, if it does not run yet, and wait until it answers."""
+    return _start(socket_of(ctx))
+
+
+def _start(socket: str) -> int:
     from ..launch import start as start_daemon
 
-    socket = socket_of(ctx)
     with translated():
         try:
             client, started = Client.connect(socket, name="loopctl"), False
@@ -52,16 +55,41 @@ def start(ctx: click.Context) -> int:
 
 
 @daemon.command()
+@click.pass_context
+def restart(ctx: click.Context) -> int:
+    """Stop the daemon, if one runs, and start it with this environment and the settings of now."""
+    socket = socket_of(ctx)
+    with translated():
+        try:
+            client = Client.connect(socket, name="loopctl")
+        except Unreachable as unreachable:
+            if not unreachable.absent:
+                raise
+        else:
+            with client:
+                code = _stop(client, rescue=False)
+            if code != OK:
+                return code
+    return _start(socket)
+
+
+@daemon.command()
 @click.option("--rescue", is_flag=True, help="Also over unsaved work, after writing a rescue copy of it.")
 @click.pass_context
 def stop(ctx: click.Context, rescue: bool) -> int:
     """Let runs end, save everything, end the daemon. Exit code 5 if it stays because something is unsaved."""
     with connected(ctx, start=False) as client:
-        status: ServerStatus = client.call("server/status", timeout=ANSWER)
-        try:
-            result: DrainResult | None = client.call("server/drain", {"exit": True, "rescue": rescue})
-        except LostConnection:
-            result = None  # it was faster than its answer
+        return _stop(client, rescue=rescue)
+
+
+def _stop(client: Client, *, rescue: bool) -> int:
+    status: ServerStatus = client.call("server/status", timeout=ANSWER)
+    if status.runs:
+        note("a run goes on; it may end by itself for some seconds, then it is stopped")
+    try:
+        result: DrainResult | None = client.call("server/drain", {"exit": True, "rescue": rescue})
+    except LostConnection:
+        result = None  # it was faster than its answer
     if result is not None and not result.exiting:
         tell_unsaved(result.pending_saves)
         note("so the daemon stays; `loopctl daemon stop --rescue` writes a rescue copy and ends it")

@@ -23,7 +23,7 @@ from ..opening import Place, Way, Wish, enter
 from ..reach import ANSWER, daemon
 from ..running import Following, exit_code
 from ..terminal import document, is_terminal, note, out_line
-from ..whereabouts import model_option
+from ..whereabouts import model_option, seconds_option
 
 PERMISSIONS = ["read-only", "workspace-write", "danger-full-access"]
 
@@ -39,7 +39,11 @@ PERMISSIONS = ["read-only", "workspace-write", "danger-full-access"]
 @click.option("--json", "json", is_flag=True, help="Print the run's events, one JSON object per line.")
 @click.option("--no-wait", is_flag=True, help="Print the ids of run and session, and leave the run alone.")
 @click.option(
-    "--timeout", type=click.FloatRange(min=0, min_open=True), metavar="S", help="Stop the run after S seconds."
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True, max=10**9),
+    callback=seconds_option,
+    metavar="S",
+    help="Stop the run after S seconds.",
 )
 @click.pass_context
 def prompt(
@@ -140,9 +144,8 @@ def _say_if_practising(place: Place, wish: Wish) -> None:
     """A newcomer must know that no real model answers, and what to do about it."""
     if wish.model is None and place.state.model.provider == "practice":
         note(
-            f"{place.state.model}, the built-in practice model, answers, since no real one is configured: set\n"
-            "OPENAI_API_KEY and restart the daemon (`loopctl daemon stop`, then prompt again), or name a provider\n"
-            f"in {paths.config_path(os.environ)}"
+            f"{place.state.model} answers, since no real model is configured: set OPENAI_API_KEY and run `loopctl\n"
+            f"daemon restart`, or name a provider in {paths.config_path(os.environ)}"
         )
 
 

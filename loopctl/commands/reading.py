@@ -49,18 +49,31 @@ def state(ctx: click.Context, session: str | None, json: bool) -> int:
 @click.option("--session", metavar="PATH", help="The session of this meta.json.")
 @click.option("--start", type=click.IntRange(min=0), default=0, metavar="N", help="Begin with message N.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most N messages.")
+@click.option("--last", type=click.IntRange(min=1), metavar="N", help="The last N messages.")
 @click.option("--json", "json", is_flag=True, help="Print the method's result, its pages joined.")
 @click.pass_context
-def messages(ctx: click.Context, session: str | None, start: int, limit: int | None, json: bool) -> int:
+def messages(
+    ctx: click.Context, session: str | None, start: int, limit: int | None, last: int | None, json: bool
+) -> int:
     """Show the conversation of this directory: of the open session, else of the latest saved one."""
+    if last is not None and (start or limit is not None):
+        raise click.UsageError("--last goes neither with --start nor with --limit")
     with daemon(ctx, start=True) as client:
-        found = _pages(client, readable(client, session=session), start=start, limit=limit)
+        which = readable(client, session=session)
+        if last is not None:
+            start = max(0, _total(client, which) - last)
+        found = _pages(client, which, start=start, limit=limit)
     if json:
         document(msgspec.json.encode(found))
     else:
         for raw in found.messages:
             _show_message(msgspec.json.decode(raw, type=Message), committed=found.committed)
     return OK
+
+
+def _total(client: Client, which: dict[str, str]) -> int:
+    page: MessagesResult = client.call("session/messages", {**which, "limit": 1}, timeout=ANSWER)
+    return page.total
 
 
 def _pages(client: Client, which: dict[str, str], *, start: int, limit: int | None) -> MessagesResult:

@@ -79,7 +79,7 @@ def drain(ctx: click.Context, deadline: float | None, exits: bool, rescue: bool,
     else:
         out_line(_told(result))
     tell_unsaved(result.pending_saves)
-    return REFUSED if result.draining and result.pending_saves and not result.rescued else OK
+    return REFUSED if result.pending_saves and not result.rescued and not cancel else OK
 
 
 def _told(result: DrainResult) -> str:

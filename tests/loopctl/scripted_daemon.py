@@ -72,6 +72,9 @@ HELLO = {
 }
 
 
+NO_SESSIONS = {"sessions": [], "damaged": [], "legacy": [], "unsupported": 0}
+
+
 @dataclass
 class ScriptedDaemon:
     path: str
@@ -80,7 +83,7 @@ class ScriptedDaemon:
     _threads: list[threading.Thread] = field(default_factory=list)
 
     def __enter__(self) -> ScriptedDaemon:
-        self.answers = {"initialize": HELLO} | self.answers
+        self.answers = {"initialize": HELLO, "session/list": NO_SESSIONS} | self.answers
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(self.path)
         self._listener.listen()
