@@ -42,10 +42,9 @@ class Excerpt:
         tail = tail_of(last, lines=_TAIL_LINES, size=_TAIL_BYTES)
         start = head.count("\n") + 1 + (first[len(head)] == "\n")
         stop = self._lines - tail.count("\n") - (not tail.endswith("\n")) + (last[-len(tail) - 1] != "\n")
-        return (
-            f"{head}\n[left out here and not kept: lines {start} to {stop} of {self._lines}; {self._total} bytes in all. "
-            f"To see them, run it again with its output in a file, and read that]\n{tail}"
-        )
+        left_out = f"lines {start} to {stop} of {self._lines}, {self._total} bytes in all"
+        advice = "to see them, run it again with its output in a file, and read that"
+        return f"{head}\n[left out here and not kept: {left_out}; {advice}]\n{tail}"
 
     @property
     def _lines(self) -> int:
