@@ -91,7 +91,7 @@ async def test_a_stop_leaves_no_descendant_that_left_its_group(tmp_path: Path) -
             if isinstance(said, ToolOutput):
                 stop.cancel()
 
-        driven.context.say = say  # type: ignore[method-assign,assignment]
+        driven.context.say = say  # type: ignore[method-assign]
         with trio.fail_after(3):
             await driven.agent.run(driven.context)
     assert stop.cancelled_caught

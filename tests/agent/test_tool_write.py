@@ -7,6 +7,7 @@ import resource
 import socket
 import stat
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ import trio
 from agent_recording import MakeScope, call
 
 from loop_protocol.v1.types import Permission
-from loopd.agent.tools.files import replace_file
+from loopd.agent import ToolOutcome
+from loopd.agent.tools.files import on_disk, replace_file
 from loopd.agent.tools.write import Write, WriteArguments
 
 
@@ -175,17 +177,26 @@ async def test_a_disk_that_takes_no_more_leaves_the_old_file_and_nothing_beside_
     assert os.listdir(cwd) == ["old"]
 
 
-async def test_stopped_before_the_new_content_is_in_place_the_old_file_stays(cwd: Path) -> None:
+async def test_a_stop_does_not_wait_for_the_disk_and_then_nothing_is_put_in_place(cwd: Path) -> None:
     (cwd / "old").write_text("old")
-    with trio.CancelScope() as stop:
+    stopped, ended = threading.Event(), threading.Event()
 
-        def work() -> None:
+    def work() -> ToolOutcome:
+        try:
             before = (cwd / "old").stat()
             trio.from_thread.run_sync(stop.cancel)
+            stopped.wait(5)
             replace_file(str(cwd / "old"), b"new", before=before)
+            raise AssertionError
+        finally:
+            ended.set()
 
-        await trio.to_thread.run_sync(work)
+    with trio.CancelScope() as stop:
+        await on_disk("old", work)
     assert stop.cancelled_caught
+    assert not ended.is_set()
+    stopped.set()
+    assert await trio.to_thread.run_sync(ended.wait, 5)
     assert (cwd / "old").read_text() == "old"
     assert os.listdir(cwd) == ["old"]
 

@@ -18,7 +18,7 @@ from loopd.agent.tools import session_tools
 
 pytestmark = pytest.mark.usefixtures("subreaper")
 
-FULL = {"permission": "danger-full-access"}
+FULL: dict[str, Any] = {"permission": "danger-full-access"}
 # Left its group and its parent, and never says anything.
 HIDDEN = "(setsid yes >/dev/null &); echo up; sleep 30"
 
