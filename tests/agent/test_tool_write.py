@@ -74,14 +74,20 @@ async def test_a_replaced_file_keeps_its_mode_bits(cwd: Path, make_scope: MakeSc
     assert mode(cwd / "old") == bits
 
 
-async def test_a_replaced_file_keeps_its_attributes(cwd: Path, make_scope: MakeScope) -> None:
-    (cwd / "old").touch()
+@pytest.fixture
+def attributed(cwd: Path) -> Path:
+    path = cwd / "attributed"
+    path.touch()
     try:
-        os.setxattr(cwd / "old", "user.mime", b"text/plain")
-    except OSError:
-        pytest.skip("this file system has no attributes")
-    await write(make_scope, "old")
-    assert os.getxattr(cwd / "old", "user.mime") == b"text/plain"
+        os.setxattr(path, "user.mime", b"text/plain")
+    except OSError as error:
+        pytest.skip(f"this file system keeps no attributes: {error}")
+    return path
+
+
+async def test_a_replaced_file_keeps_its_attributes(attributed: Path, make_scope: MakeScope) -> None:
+    await write(make_scope, attributed)
+    assert os.getxattr(attributed, "user.mime") == b"text/plain"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
