@@ -53,14 +53,17 @@ def main(
     on_demand: bool,
 ) -> None:
     """The session daemon: serves in the foreground until it gets a TERM or is drained."""
-    os.umask(0o077)
+    umask = os.umask(0o077)
     try:
         settings = load(config)
         _log_to(log_file, settings.daemon.log_level)
         sockets = systemd.listen_fds()
         listener = inherited(sockets[0]) if sockets else listen(_absolute(socket) or paths.socket_path(os.environ))
         services = services_for(
-            settings, data_dir=_absolute(data_dir) or paths.data_dir(os.environ), rescue_dir=_absolute(rescue_dir)
+            settings,
+            data_dir=_absolute(data_dir) or paths.data_dir(os.environ),
+            umask=umask,
+            rescue_dir=_absolute(rescue_dir),
         )
     except (ConfigError, ValueError) as error:
         _fail(str(error), EX_CONFIG)
@@ -69,8 +72,8 @@ def main(
     sys.exit(_run(services, listener, on_demand=on_demand or bool(sockets)))
 
 
-def services_for(settings: Config, *, data_dir: str, rescue_dir: str | None = None) -> Services:
-    """What a real daemon's sessions share."""
+def services_for(settings: Config, *, data_dir: str, umask: int, rescue_dir: str | None = None) -> Services:
+    """What a real daemon's sessions share. ``umask`` is what the daemon was started with, for what tools make."""
     fs = FileSystem()
     roots = [os.path.join(data_dir, "rescue")]
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
@@ -82,7 +85,7 @@ def services_for(settings: Config, *, data_dir: str, rescue_dir: str | None = No
         config=settings,
         clock=Clock(),
         models=Catalogue(settings, os.environ),
-        tools=session_tools(bash_timeout_s=settings.tools.bash_timeout_s),
+        tools=session_tools(bash_timeout_s=settings.tools.bash_timeout_s, umask=umask),
         fs=fs,
         catalog=Catalog(fs, data_dir),
         data_dir=data_dir,

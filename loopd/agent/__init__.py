@@ -144,6 +144,9 @@ class Model(Protocol):
 
 # --- tools ------------------------------------------------------------------------------------------------------------
 
+# Arguments that are no JSON object are a call's only argument, of this name, as text.
+MALFORMED_KEY = "__malformed__"
+
 
 @dataclass(slots=True, frozen=True)
 class ToolOutcome:
@@ -155,13 +158,15 @@ class ToolOutcome:
 
 @dataclass(slots=True, frozen=True)
 class ToolScope:
-    """What one call may use. ``output`` shows text while it runs; ``env`` is the whole environment of children."""
+    """What one call may use. ``output`` shows text while it runs; ``env`` is the whole environment of children;
+    ``accepts`` is the kinds of input that the model takes."""
 
     call_id: str
     cwd: str
     env: dict[str, str]
     permission: Permission
     output: Callable[[str], None]
+    accepts: frozenset[str] = frozenset({"text"})
 
 
 class Tool(Protocol):

@@ -17,6 +17,7 @@ import trio
 
 from loop_protocol.v1.types import ImageBlock, Permission, TextBlock, ToolCallBlock, UserBlock
 from loopd.agent import (
+    MALFORMED_KEY,
     Model,
     ModelError,
     ModelInput,
@@ -74,7 +75,7 @@ class Agent:
         def show(text: str) -> None:
             context.say(ToolOutput(call.id, _valid(text)))
 
-        scope = ToolScope(call.id, self.cwd, dict(self.env), self.permission, show)
+        scope = ToolScope(call.id, self.cwd, dict(self.env), self.permission, show, self.model.input)
         context.say(ToolStarted(call))
         outcome = _cut_off() if cut else await self._outcome(call, scope)
         context.say(ToolEnded(call.id, outcome.is_error))
@@ -89,7 +90,7 @@ class Agent:
             arguments = msgspec.convert(call.arguments, tool.parameters)
         except msgspec.ValidationError as error:
             expected = msgspec.json.encode(declare(tool).parameters).decode()
-            return _failure(f"The arguments of {tool.name} do not fit: {error}. They must match {expected}")
+            return _failure(f"The arguments of {tool.name} {_fault(call, error)}. They must match {expected}")
         try:
             return await tool.run(arguments, scope)
         except Exception as error:  # boundary: a bug in a tool is that call's result; the run and the session go on
@@ -112,6 +113,11 @@ def _require_answer(reply: Reply) -> None:
         return
     reason = "reached its output limit before it said anything" if reply.stop_reason == "length" else "answered nothing"
     raise ModelError("incomplete", f"the model {reason}")
+
+
+def _fault(call: ToolCallBlock, error: msgspec.ValidationError) -> str:
+    malformed = call.arguments.get(MALFORMED_KEY)
+    return f"do not fit: {error}" if malformed is None else f"are no JSON object: {malformed}"
 
 
 def _cut_off() -> ToolOutcome:

@@ -25,16 +25,18 @@ Date: {date}
 Platform: {platform}
 Permission: {permission}. {allowed}
 
-- Relative paths start at the working directory. Read a file before you say what is in it.
+- Relative paths start at the working directory. Read a file before you say what is in it, or edit it.
 - Each bash call is a new shell without a terminal and without input; nothing that it starts outlives it.
 - When a tool fails, its result says why: mend the call or try another way, and do not repeat it unchanged.
 - Say what you did and found in a few words.
 """
 
+# Until approvals come, workspace-write allows no more than read-only.
+_READING = "You may read files. Changing files and commands are forbidden; only the person can change that."
 _ALLOWED: dict[Permission, str] = {
-    "read-only": "You may read files. Commands are forbidden; only the person can change that.",
-    "workspace-write": "You may read files. Commands are forbidden; only the person can change that.",
-    "danger-full-access": "You may read files and run commands, with all the rights of the person.",
+    "read-only": _READING,
+    "workspace-write": _READING,
+    "danger-full-access": "You may read and change files and run commands, with all the rights of the person.",
 }
 
 

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from ..agent import MALFORMED_KEY
+
 T = TypeVar("T")
 
 # What a model nests deeper than this would make the stored record unreadable for programs with a lower limit.
@@ -21,7 +23,6 @@ TOO_DEEP = f"nested more than {NESTING} deep"
 LARGEST = 1e300
 # How much of arguments that cannot be read is kept, to be shown to the model.
 MALFORMED = 2000
-MALFORMED_KEY = "__malformed__"
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _arguments: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])

@@ -16,7 +16,7 @@ from loop_protocol.v1.types import (
 from loopd.agent import Reply, Said, Tool, ToolOutcome, ToolScope
 from loopd.agent.context import ConversationInput
 from loopd.agent.tools.process import MARK
-from loopd.agent.tools.procfs import mark_of, process_table
+from loopd.agent.tools.procfs import below, mark_of, process_table
 from loopd.core.history import History
 
 MakeScope = Callable[..., ToolScope]
@@ -77,10 +77,9 @@ class Recording:
 
 
 def left_over() -> list[str]:
-    """Orphans of tool calls below this process, dead ones too, and marked processes anywhere."""
+    """Orphans of tool calls below this process, dead ones too, and marked processes anywhere below it."""
     table = process_table()
     orphans = [child for child in table[os.getpid()] if child.session != os.getsid(0)]
-    marked = [
-        p for children in table.values() for p in children if mark_of(p.pid, MARK) not in (None, os.environ.get(MARK))
-    ]
+    # Not anywhere on the machine: another daemon's tools are none of ours.
+    marked = [p for p in below(table, os.getpid()) if mark_of(p.pid, MARK) not in (None, os.environ.get(MARK))]
     return [str(process) for process in orphans + marked]

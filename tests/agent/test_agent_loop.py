@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,7 +12,17 @@ import trio
 from agent_recording import Recording
 
 from loop_protocol.v1.types import AssistantBlock, StopReason, TextBlock, ThinkingBlock, ToolCallBlock, Usage
-from loopd.agent import ModelError, Reply, Tool, ToolEnded, ToolOutcome, ToolOutput, ToolScope, ToolStarted
+from loopd.agent import (
+    MALFORMED_KEY,
+    ModelError,
+    Reply,
+    Tool,
+    ToolEnded,
+    ToolOutcome,
+    ToolOutput,
+    ToolScope,
+    ToolStarted,
+)
 from loopd.agent.context import ConversationInput
 from loopd.agent.loop import Agent, declare
 from loopd.agent.scripted import ScriptedModel
@@ -178,4 +189,59 @@ def test_the_tools_of_a_session_are_declared_as_plain_object_schemas() -> None:
         spec = declare(tool)
         assert spec.parameters["type"] == "object"
         assert "$" not in msgspec.json.encode(spec.parameters).decode()
-        assert len(msgspec.json.encode(spec)) < 1200  # small models have to read it every time
+    # Small models have to read it every time.
+    assert len(msgspec.json.encode([declare(tool) for tool in session_tools(bash_timeout_s=600)])) < 2800
+
+
+BAD_ARGUMENTS: list[tuple[str, dict[str, Any], str]] = [
+    ("read", {}, "missing required field `path`"),
+    ("read", {"path": "a", "offset": 0}, ">= 1 - at `$.offset`"),
+    ("read", {"path": "a", "limit": "ten"}, "got `str` - at `$.limit`"),
+    ("read", {"file": "a"}, "unknown field `file`"),
+    ("write", {"path": "made"}, "missing required field `content`"),
+    ("write", {"path": "made", "content": None}, "got `null` - at `$.content`"),
+    ("write", {"path": "made", "content": "x", "mode": "0644"}, "unknown field `mode`"),
+    ("edit", {"path": "a", "oldText": "x"}, "missing required field `newText`"),
+    ("edit", {"path": "a", "oldText": "", "newText": "y"}, "length >= 1 - at `$.oldText`"),
+    ("edit", {"path": "a", "old_text": "x", "newText": "y"}, "unknown field `old_text`"),
+    ("edit", {"path": "a", "oldText": "x", "newText": "y", "all": "yes"}, "got `str` - at `$.all`"),
+    ("bash", {"command": ["touch", "made"]}, "got `array` - at `$.command`"),
+    ("bash", {"command": "touch made", "timeoutMs": 0}, ">= 1 - at `$.timeoutMs`"),
+    ("bash", {"command": "touch made", "timeout": 5}, "unknown field `timeout`"),
+    ("write", {MALFORMED_KEY: '{"path": "made", "content": "'}, 'are no JSON object: {"path": "made", "content": "'),
+    ("bash", {MALFORMED_KEY: "touch made"}, "are no JSON object: touch made"),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "said"), BAD_ARGUMENTS)
+async def test_arguments_that_do_not_fit_a_tool_say_what_is_wrong_and_touch_nothing(
+    name: str, arguments: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    model = ScriptedModel([calling(ToolCallBlock("x", name, arguments)), ANSWER])
+    context = Recording(ConversationInput(model), "go")
+    agent = Agent(
+        model=model,
+        tools=session_tools(bash_timeout_s=5),
+        input=context.input,
+        system="",
+        cwd=str(tmp_path),
+        env={},
+        permission="danger-full-access",
+    )
+    await agent.run(context)
+    text, is_error = result(context)
+    assert is_error
+    assert said in text
+    assert '"type":"object"' in text
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_tool_is_told_what_its_model_takes() -> None:
+    seen: list[frozenset[str]] = []
+
+    def look(scope: ToolScope) -> ToolOutcome:
+        seen.append(scope.accepts)
+        return ToolOutcome([TextBlock("seen")])
+
+    await drive([calling(count(1)), ANSWER], Counter(look))
+    assert seen == [frozenset({"text", "image"})]

@@ -24,8 +24,9 @@ def test_it_names_place_date_platform_and_what_is_allowed(tmp_path: Path) -> Non
     assert "2031-02-03" in text
     assert "04:05" not in text
     assert "Plan 9" in text
-    assert "read-only. You may read files. Commands are forbidden" in text
-    assert "run commands" in prompt(tmp_path, "danger-full-access")
+    for preset in ("read-only", "workspace-write"):
+        assert f"{preset}. You may read files. Changing files and commands are forbidden" in prompt(tmp_path, preset)
+    assert "change files and run commands" in prompt(tmp_path, "danger-full-access")
     assert len(text) < 1500 + 2 * len(str(tmp_path))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import stat
 import time
 import tracemalloc
@@ -129,7 +130,7 @@ async def test_endless_output_takes_bounded_memory_and_is_marked(make_scope: Mak
     finally:
         tracemalloc.stop()
     assert not is_error
-    assert "[cut here: the whole output has " in text
+    assert "\n[left out here and not kept: lines " in text
     assert len(text.encode()) <= BYTES
     assert text.count("\n") <= LINES
     assert peak < 2_000_000
@@ -150,22 +151,35 @@ async def test_output_is_shown_while_the_command_runs(make_scope: MakeScope, tmp
         (tmp_path / "gate").write_text("go\n")
 
 
-async def test_the_environment_is_the_allowed_one_and_the_umask_the_usual(
-    make_scope: MakeScope, tmp_path: Path
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o007, 0o660)])
+async def test_the_environment_is_the_allowed_one_and_the_umask_the_persons(
+    make_scope: MakeScope, tmp_path: Path, umask: int, mode: int
 ) -> None:
     allowed = tool_environment(None, daemon_env={**os.environ, "OPENAI_API_KEY": "sk-secret"})
     scope = make_scope()
     scope = ToolScope("c", scope.cwd, allowed, "danger-full-access", scope.output)
     before = os.umask(0o077)
     try:
-        text, _ = await bash(scope, "env; touch made; ls /proc/self/fd | wc -l")
+        text, _ = await call(
+            Bash(timeout_s=15, umask=umask), BashArguments("env; touch made; ls /proc/self/fd | wc -l"), scope
+        )
     finally:
         os.umask(before)
     assert "sk-secret" not in text  # K-31
     names = {line.partition("=")[0] for line in text.splitlines() if "=" in line}
     assert names <= allowed.keys() | {"LOOPD_CALL", "PWD", "SHLVL", "_", "OLDPWD"}
-    assert stat.S_IMODE((tmp_path / "made").stat().st_mode) == 0o644
+    assert stat.S_IMODE((tmp_path / "made").stat().st_mode) == mode
     assert text.splitlines()[-1].strip() == "4"  # three streams, and the directory that ls reads
+
+
+async def test_limits_and_signals_are_the_ordinary_ones(make_scope: MakeScope) -> None:
+    """Not those of the interpreter, which ignores a closed pipe and a file that grew too large."""
+    limits = [f"{limit}" for limit in resource.getrlimit(resource.RLIMIT_NOFILE)]
+    text, _ = await bash(
+        make_scope(),
+        "ulimit -Sn; ulimit -Hn; grep -E 'Sig(Ign|Blk)' /proc/self/status; yes | head -1; echo ${PIPESTATUS[0]}",
+    )
+    assert text.split() == [*limits, "SigBlk:", "0" * 16, "SigIgn:", "0" * 16, "y", "141"]
 
 
 async def test_a_command_costs_little_more_than_its_process(make_scope: MakeScope) -> None:

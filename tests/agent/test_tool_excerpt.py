@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from loopd.agent.tools.excerpt import BYTES, LINES, Excerpt, head_of, tail_of
@@ -60,8 +61,8 @@ def test_the_limits_themselves_are_whole_and_one_more_is_cut() -> None:
     lines = b"x\n" * LINES
     assert excerpt_of(lines) == lines.decode()
     assert excerpt_of(b"x" * BYTES) == "x" * BYTES
-    assert "[cut here: the whole output has 2001 lines" in excerpt_of(lines, b"y")
-    assert f"[cut here: the whole output has 1 lines, {BYTES + 1} bytes" in excerpt_of(b"x" * (BYTES + 1))
+    assert f": lines 401 to 411 of 2001, {len(lines) + 1} bytes in all; to see them" in excerpt_of(lines, b"y")
+    assert f": lines 1 to 1 of 1, {BYTES + 1} bytes in all; to see them" in excerpt_of(b"x" * (BYTES + 1))
 
 
 def test_a_cut_keeps_the_beginning_and_more_of_the_end_in_whole_lines() -> None:
@@ -69,10 +70,22 @@ def test_a_cut_keeps_the_beginning_and_more_of_the_end_in_whole_lines() -> None:
     rows = kept.split("\n")
     assert rows[:3] == ["line 0", "line 1", "line 2"]
     assert rows[-2:] == ["line 99999", ""]
-    marker = next(at for at, row in enumerate(rows) if row.startswith("[cut here"))
+    marker = next(at for at, row in enumerate(rows) if row.startswith("[left out here"))
     assert 300 < marker <= 400
     assert len(rows) - marker > 1500
     assert all(row.startswith("line ") and row[5:].isdigit() for row in rows[:marker] + rows[marker + 1 : -1])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 4000), min_size=30, max_size=200), st.booleans())
+def test_the_lines_that_are_named_are_the_ones_that_are_not_there(lengths: list[int], ended: bool) -> None:
+    rows = [f"{number}:".ljust(length, "x") for number, length in enumerate(lengths, 1)]
+    kept = excerpt_of(("\n".join(rows) + "\n" * ended).encode())
+    assume("[left out here" in kept)
+    head, found, tail = re.split(r"\n\[left out here and not kept: lines (\d+ to \d+) of .*\]\n", kept)
+    start, stop = map(int, found.split(" to "))
+    assert head == "\n".join(rows[: start - 1])
+    assert tail == "\n".join(rows[stop:]) + "\n" * ended
 
 
 def test_one_endless_line_takes_bounded_memory() -> None:  # K-26

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from loopd.agent.tools.excerpt import BYTES, LINES
-from loopd.agent.tools.files import Read, ReadArguments
+from loopd.agent.tools.read import Read, ReadArguments
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ async def test_a_line_longer_than_the_limit_is_cut_and_the_next_one_named(cwd: P
     (cwd / "wide").write_text("ä" * BYTES + "\nnext\n")
     text, _ = await read(make_scope, "wide")
     assert text.startswith("ä" * (BYTES // 2) + "\n[line 1 is cut here")
-    assert "offset 2" in text
+    assert f"offset 2, the rest of it: sed -n 1p {cwd}/wide | tail -c +{BYTES + 1}]" in text
     assert (await read(make_scope, "wide", offset=2))[0] == "next\n"
 
 
@@ -116,3 +116,9 @@ async def test_a_huge_sparse_file_is_read_in_bounded_parts_and_can_be_stopped(cw
     with trio.move_on_after(0.05) as scope:
         await read(make_scope, "huge", offset=2)
     assert scope.cancelled_caught
+
+
+async def test_a_tilde_is_the_persons_home_as_in_a_shell(cwd: Path, make_scope: MakeScope) -> None:
+    (cwd / "at home").write_text("sweet")  # HOME of the scope is the cwd
+    assert await read(make_scope, "~/at home") == ("sweet", False)
+    assert (await read(make_scope, "~other/file"))[1]

@@ -38,9 +38,13 @@ class Excerpt:
             return first
         # The two do not overlap: together they have fewer lines and fewer bytes than the whole.
         head = head_of(first, lines=_HEAD_LINES, size=_HEAD_BYTES)
-        tail = tail_of(self._last.decode(errors="replace"), lines=_TAIL_LINES, size=_TAIL_BYTES)
-        whole = f"{self._lines} lines, {self._total} bytes"
-        return f"{head}\n[cut here: the whole output has {whole}; write it to a file to read more of it]\n{tail}"
+        last = self._last.decode(errors="replace")
+        tail = tail_of(last, lines=_TAIL_LINES, size=_TAIL_BYTES)
+        start = head.count("\n") + 1 + (first[len(head)] == "\n")
+        stop = self._lines - tail.count("\n") - (not tail.endswith("\n")) + (last[-len(tail) - 1] != "\n")
+        left_out = f"lines {start} to {stop} of {self._lines}, {self._total} bytes in all"
+        advice = "to see them, run it again with its output in a file, and read that"
+        return f"{head}\n[left out here and not kept: {left_out}; {advice}]\n{tail}"
 
     @property
     def _lines(self) -> int:

@@ -29,8 +29,6 @@ log = logging.getLogger(__name__)
 MARK = "LOOPD_CALL"
 # How long a clean-up may take, shielded: a process in a dead file system does not die.
 CLEANUP_S = 2.0
-# The daemon's 077 is for its own files; a tool makes files for the person.
-_UMASK = 0o022
 _PR_SET_CHILD_SUBREAPER = 36
 _CHUNK = 64 * 1024
 
@@ -46,13 +44,16 @@ def become_subreaper() -> None:
         raise OSError(ctypes.get_errno(), "PR_SET_CHILD_SUBREAPER")
 
 
-async def start(argv: Sequence[str], *, cwd: str, env: Mapping[str, str]) -> Tree:
-    """Enter the answer at once. Raises OSError, or ValueError for a NUL byte."""
+async def start(argv: Sequence[str], *, cwd: str, env: Mapping[str, str], umask: int) -> Tree:
+    """Enter the answer at once. Raises OSError, or ValueError for a NUL byte.
+
+    ``umask`` is the person's: the daemon's 077 is for its own files. All limits are those that it was started with.
+    """
     tree = Tree()
     _running[tree.token] = tree
     try:
         # Not abandoned: a process that was started comes back even when the run was stopped meanwhile.
-        await trio.to_thread.run_sync(tree._spawn, argv, cwd, {**env, MARK: tree.token})
+        await trio.to_thread.run_sync(tree._spawn, argv, cwd, {**env, MARK: tree.token}, umask)
     except BaseException:
         del _running[tree.token]
         raise
@@ -74,7 +75,7 @@ class Tree:
         self.since: int = min((tree.since for tree in _running.values()), default=now)
         self._seen: set[tuple[int, int]] = set()
 
-    def _spawn(self, argv: Sequence[str], cwd: str, env: Mapping[str, str]) -> None:
+    def _spawn(self, argv: Sequence[str], cwd: str, env: Mapping[str, str], umask: int) -> None:
         self._output, write = os.pipe()
         try:
             self._popen = subprocess.Popen(
@@ -85,7 +86,7 @@ class Tree:
                 stdout=write,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                umask=_UMASK,
+                umask=umask,
             )
         except BaseException:
             os.close(self._output)

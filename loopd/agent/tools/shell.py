@@ -13,9 +13,9 @@ from typing import Annotated
 import trio
 from msgspec import Meta, Struct
 
-from loop_protocol.v1.types import Permission, TextBlock
 from loopd.agent import ToolOutcome, ToolScope
 from loopd.agent.tools.excerpt import Excerpt
+from loopd.agent.tools.outcomes import forbidden, told
 from loopd.agent.tools.process import Tree, start
 
 # From SIGTERM to SIGKILL.
@@ -35,27 +35,30 @@ class Bash:
     name = "bash"
     parameters: type[Struct] = BashArguments
 
-    def __init__(self, *, timeout_s: float) -> None:
+    def __init__(self, *, timeout_s: float, umask: int = 0o022) -> None:
         self._timeout_s = timeout_s
+        self._umask = umask
         self._shell = shutil.which("bash") or "/bin/sh"
         self.description = (
             "Run a command with bash in the working directory; the result is what it prints, and how it ended. "
             "Each call is a new shell. There is no terminal and no input. Background processes end with the shell. "
-            f"Long output is cut in the middle. The time limit is timeoutMs, else {timeout_s:g} seconds."
+            f"Of long output the middle is left out. The time limit is timeoutMs, else {timeout_s:g} seconds."
         )
 
     async def run(self, arguments: BashArguments, scope: ToolScope) -> ToolOutcome:
-        if scope.permission != "danger-full-access":
-            return _outcome(_forbidden(scope.permission), is_error=True)
+        if refusal := forbidden(scope.permission, what="commands"):
+            return refusal
+        argv = [self._shell, "-c", "--", arguments.command]
         try:
-            tree = await start([self._shell, "-c", "--", arguments.command], cwd=scope.cwd, env=scope.env)
+            tree = await start(argv, cwd=scope.cwd, env=scope.env, umask=self._umask)
         except (OSError, ValueError) as error:
-            return _outcome(_not_started(error, scope.cwd), is_error=True)
+            return told(_not_started(error, scope.cwd), is_error=True)
         limit_s = self._timeout_s if arguments.timeout_ms is None else arguments.timeout_ms / 1000
         printed = Printed(scope.output)
         async with tree:
             course = await _follow(tree, printed, limit_s=limit_s)
-        return _outcome(*_result(printed.finish(), course, tree.returncode, limit_s))
+        text, is_error = _result(printed.finish(), course, tree.returncode, limit_s)
+        return told(text, is_error=is_error)
 
 
 class Printed:
@@ -139,19 +142,8 @@ def _ending(returncode: int | None) -> str:
     return f"[exit code {returncode}]"
 
 
-def _forbidden(permission: Permission) -> str:
-    return (
-        f"The permission preset of this session is {permission}, which forbids commands. Only the person can change "
-        "it, while the session is idle: loopctl prompt --permission danger-full-access"
-    )
-
-
 def _not_started(error: OSError | ValueError, cwd: str) -> str:
     if isinstance(error, OSError) and not os.path.isdir(cwd):
         return f"The working directory {cwd} does not exist any more."
     reason = error.strerror if isinstance(error, OSError) else error
     return f"The command could not be started: {reason}"
-
-
-def _outcome(text: str, is_error: bool) -> ToolOutcome:
-    return ToolOutcome([TextBlock(text)], is_error)
