@@ -66,19 +66,27 @@ async def ask(model: Model, messages: Sequence[Message], say: Callable[[Delta], 
     return await model.respond(request(model, messages, **fields), say)
 
 
+def body(model: Any, messages: Sequence[Message], **fields: Any) -> bytes:
+    """What a request for these messages would send."""
+    made: bytes = model._body(request(model, messages, **fields))
+    return made
+
+
 def user(index: int, *content: Any) -> UserMessage:
     blocks = [TextBlock(block) if isinstance(block, str) else block for block in content]
     return UserMessage(index=index, content=blocks, timestamp=1)
 
 
-def assistant(index: int, *content: Any, stop_reason: StopReason = "stop") -> AssistantMessage:
+def assistant(
+    index: int, *content: Any, stop_reason: StopReason = "stop", provider: str = "p", model: str = "m"
+) -> AssistantMessage:
     blocks = [TextBlock(block) if isinstance(block, str) else block for block in content]
     return AssistantMessage(
         index=index,
         content=blocks,
         timestamp=1,
-        provider="p",
-        model="m",
+        provider=provider,
+        model=model,
         usage=Usage(1, 1),
         stop_reason=stop_reason,
     )
@@ -93,6 +101,8 @@ def result(index: int, call: ToolCallBlock, *content: Any, is_error: bool = Fals
 
 def catalogue(url: str, *, environ: dict[str, str] | None = None, **fields: Any) -> Catalogue:
     """One provider, ``local``, at ``url``, with the models ``m`` and ``eyes``."""
+    if fields.get("api") == "anthropic-messages":
+        url = url.removesuffix("/v1")
     fields = {"auth": "none", **fields} if not any(name.startswith("api_key") for name in fields) else fields
     models = (ModelConfig(id="m"), ModelConfig(id="eyes", input=("text", "image"), reasoning=True))
     provider = Provider(name="local", base_url=url, **{"api": "openai-chat", "models": models, **fields})
