@@ -158,7 +158,8 @@ def _marked(history: bytes) -> bytes:
     end = history.rfind(b"}" + USER_END)
     before = history.rfind(b"}" + USER_END + b"," + ASSISTANT, 0, max(end, 0))
     cuts = [at for at in (before, end) if at >= 0]
-    return CACHE.join([history[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(history)], strict=True)])
+    whole = memoryview(history)
+    return CACHE.join([whole[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(history)], strict=True)])
 
 
 def _joined(begin: bytes, blocks: Sequence[dict[str, Any]], end: bytes) -> bytes:

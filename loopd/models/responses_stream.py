@@ -110,8 +110,12 @@ class ResponsesStream:
 
     def _call(self, given: _Event) -> CallPart:
         item = mapping(given.item)
-        id = item.get("call_id") or item.get("id")
-        return self._known(CallPart, given) or self._named(self._answer.open_call(id=id, name=item.get("name")), given)
+        id = item.get("call_id")
+        call = self._known(CallPart, given)
+        # There are servers that give every item the same place.
+        if call is None or (id and call.given_id and id != call.given_id):
+            return self._named(self._answer.open_call(id=id, name=item.get("name")), given)
+        return call
 
     def _known(self, kind: type[P], given: _Event) -> P | None:
         for key in _keys(given):
@@ -138,6 +142,8 @@ class ResponsesStream:
 
     def _begin(self, given: _Event) -> None:
         self._current = None
+        for key in _keys(given):
+            self._parts.pop(key, None)
         part = self._part(given)
         if isinstance(part, CallPart):
             self._answer.add(part, json_text(mapping(given.item).get("arguments")))

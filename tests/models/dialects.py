@@ -87,7 +87,7 @@ class Responses:
             at: dict[str, Any] = {"output_index": index, "item_id": f"item_{index}"}
             match block:
                 case Text():
-                    item = {"type": "message", "role": "assistant", "content": []}
+                    item: dict[str, Any] = {"type": "message", "role": "assistant", "content": []}
                     deltas = [named("response.output_text.delta", **at, delta=piece) for piece in block.pieces]
                     done = {**item, "content": [{"type": "output_text", "text": "".join(block.pieces)}]}
                 case Thinking():
@@ -97,7 +97,7 @@ class Responses:
                         *(named("response.reasoning_summary_text.delta", **at, delta=piece) for piece in block.pieces),
                     ]
                     summary = [{"type": "summary_text", "text": "".join(block.pieces)}]
-                    done = {**item, "summary": summary, "encrypted_content": block.secret or None}
+                    done = {**item, "summary": summary, "encrypted_content": block.secret}
                 case Call():
                     item = {"type": "function_call", "call_id": block.id, "name": block.name, "arguments": ""}
                     deltas = [

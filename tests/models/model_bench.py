@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,7 @@ from loop_protocol.v1.types import (
     Usage,
     UserMessage,
 )
-from loopd.agent import Delta, Model, ModelRequest, Reply, TextDelta, ToolSpec
+from loopd.agent import Delta, Model, ModelInput, ModelRequest, Reply, TextDelta, ToolSpec
 from loopd.config import Config, Default, ModelConfig, Provider
 from loopd.models import Catalogue
 
@@ -72,6 +73,16 @@ def body(model: Any, messages: Sequence[Message], **fields: Any) -> bytes:
     return made
 
 
+def sent(model: Any, kept: ModelInput) -> bytes:
+    """What a request would send of an input that is kept."""
+    made: bytes = model._body(ModelRequest("Be brief.", kept, (BASH,)))
+    return made
+
+
+def decoded(body: bytes) -> Any:
+    return json.loads(body)
+
+
 def user(index: int, *content: Any) -> UserMessage:
     blocks = [TextBlock(block) if isinstance(block, str) else block for block in content]
     return UserMessage(index=index, content=blocks, timestamp=1)
@@ -111,3 +122,10 @@ def catalogue(url: str, *, environ: dict[str, str] | None = None, **fields: Any)
 
 M = ModelRef("local", "m")
 EYES = ModelRef("local", "eyes")
+
+
+def table(head: Sequence[str], rows: dict[str, list[str]]) -> str:
+    """To be printed: outcomes beside each other."""
+    lines = [head, *([name, *cells] for name, cells in rows.items())]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)

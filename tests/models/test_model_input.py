@@ -60,7 +60,7 @@ def conversations(draw: st.DrawFn) -> list[Message]:
             said: list[AssistantBlock] = draw(st.lists(st.builds(TextBlock, TEXT) | THINKING, max_size=3))
             content = draw(st.permutations([*said, *calls]))
             calls = [block for block in content if isinstance(block, ToolCallBlock)]
-            answered_by = draw(st.sampled_from([{"provider": "local", "model": "eyes"}, {"provider": "p"}]))
+            answered_by: Any = draw(st.sampled_from([{"provider": "local", "model": "eyes"}, {"provider": "p"}]))
             messages.append(bench.assistant(len(messages), *content, stop_reason=stop, **answered_by))
             for call in calls:
                 messages.append(bench.result(len(messages), call, *draw(BLOCKS), is_error=draw(st.booleans())))
@@ -108,7 +108,7 @@ async def test_what_a_reopened_session_sends_is_what_it_would_have_sent(api: str
 
 def conversation(api: str) -> list[Message]:
     """Two rounds whose calls have the same ids, thoughts of this model and of others, a failed answer."""
-    own = {"provider": "local", "model": "eyes"}
+    own: Any = {"provider": "local", "model": "eyes"}
     calls = [ToolCallBlock("0", "bash", {"command": "a"}), ToolCallBlock("1", "bash", {"command": "b"})]
     sealed = ThinkingBlock("own", f"{api} {'reasoning_content' if api == 'openai-chat' else 'SEALED'}")
     return [
@@ -204,7 +204,7 @@ def test_thoughts_that_are_hidden_or_empty_go_back_as_they_came() -> None:
 
 
 def test_thoughts_of_chat_go_back_under_their_own_name() -> None:
-    own = {"provider": "local", "model": "eyes"}
+    own: Any = {"provider": "local", "model": "eyes"}
     answer = bench.assistant(1, ThinkingBlock("hm", "openai-chat reasoning"), "so", **own)
     [message] = json.loads(b"[%b]" % model("openai-chat").encode([answer]))
     assert message == {"role": "assistant", "content": "so", "reasoning": "hm"}
@@ -216,7 +216,11 @@ def test_thoughts_of_chat_go_back_under_their_own_name() -> None:
 def test_images_go_to_models_that_see_and_are_named_to_those_that_do_not(api: str) -> None:
     call = ToolCallBlock("0", "read", {})
     image = ImageBlock(mime_type="image/png", data="QUJD")
-    messages = [bench.user(0, "what?", image), bench.assistant(1, call), bench.result(2, call, "seen", image)]
+    messages: list[Message] = [
+        bench.user(0, "what?", image),
+        bench.assistant(1, call),
+        bench.result(2, call, "seen", image),
+    ]
     seen, unseen = (bench.body(model(api, ref), messages) for ref in (bench.EYES, bench.M))
     # Chat Completions takes none from a tool.
     assert seen.count(b"QUJD") == (1 if api == "openai-chat" else 2)

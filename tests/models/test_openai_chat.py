@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import model_bench as bench
 import pytest
@@ -24,7 +23,6 @@ from loopd.agent import ModelError, Reply, ThinkingDelta
 from loopd.config import ModelConfig
 from loopd.models import Catalogue
 
-RECORDED = Path(__file__).parent.parent / "cases" / "sse"
 HELLO: list[Message] = [bench.user(0, "hello")]
 STOP = delta("stop")
 Provider = scripted.ScriptedProvider
@@ -110,14 +108,8 @@ async def test_configured_headers_are_sent_and_win(provider: Provider) -> None:
 # --- what real servers answer -----------------------------------------------------------------------------------------
 
 
-def recorded(name: str) -> bytes:
-    """The recording up to its last chunk; the recorder's own mark comes after it."""
-    data = (RECORDED / f"{name}.raw").read_bytes()
-    return data[: data.rindex(b"\r\n0\r\n") + 7]
-
-
 async def test_a_recorded_text_stream(provider: Provider, models: Catalogue) -> None:
-    provider.script = scripted.says(recorded("chat_text"), close=True)
+    provider.script = scripted.says(scripted.recorded("chat_text"), close=True)
     said = bench.Said()
     reply = await answer(models, said)
     assert reply.content == [TextBlock(said.text)]
@@ -126,7 +118,7 @@ async def test_a_recorded_text_stream(provider: Provider, models: Catalogue) -> 
 
 
 async def test_a_recorded_tool_call(provider: Provider, models: Catalogue) -> None:
-    provider.script = scripted.says(recorded("chat_tool"), at_once=100, close=True)
+    provider.script = scripted.says(scripted.recorded("chat_tool"), at_once=100, close=True)
     reply = await answer(models)
     [made] = reply.content
     assert isinstance(made, ToolCallBlock)
