@@ -93,7 +93,8 @@ class OpenAIResponses:
 def _item(block: AssistantBlock) -> dict[str, Any]:
     match block:
         case TextBlock(text=text):
-            return {"role": "assistant", "content": text}
+            # In full: llama.cpp does not take an answer's text without type and parts.
+            return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}
         case ThinkingBlock(thinking=text, signature=secret):
             # Without the id of the item, which the provider does not keep and would look for.
             summary = [{"type": "summary_text", "text": text}] if text else []

@@ -96,9 +96,11 @@ def responses(body: bytes) -> None:
     for item, following in zip(items, [*items[1:], None], strict=True):
         match item.get("type", "message"):
             case "message":
-                only(item, "role", "content")
+                only(item, "type", "role", "content")
                 assert item["role"] == "assistant" or made == answered
-                _responses_content(item["content"], "input_text" if item["role"] == "user" else None)
+                # llama.cpp tells an answer by its type and takes it in parts only.
+                assert item["role"] == "user" or (item["type"] == "message" and isinstance(item["content"], list))
+                _responses_content(item["content"], "input_text" if item["role"] == "user" else "output_text")
             case "reasoning":
                 only(item, "type", "summary", "encrypted_content")
                 text(item["encrypted_content"])
@@ -123,11 +125,10 @@ def responses(body: bytes) -> None:
     assert items[-1].get("role") == "user" or items[-1]["type"] == "function_call_output"
 
 
-def _responses_content(content: Any, kind: str | None) -> None:
+def _responses_content(content: Any, kind: str) -> None:
     if isinstance(content, str):
         text(content)
         return
-    assert kind
     assert content
     for part in content:
         if part["type"] == "input_image":

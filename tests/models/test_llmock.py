@@ -54,8 +54,7 @@ FAULTS: list[tuple[str, list[dict[str, Any]], str]] = [
 @pytest.fixture
 async def server(nursery: trio.Nursery) -> AsyncIterator[str]:
     """Its address, once it listens."""
-    if PROGRAM is None:
-        pytest.skip("llmock is not on PATH; `pipx install llmock==0.2.2` brings it")
+    assert PROGRAM is not None
     port = await _free_port()
     process = await trio.lowlevel.open_process(
         [PROGRAM, "serve", "--host", "127.0.0.1", "--port", str(port)],
@@ -134,6 +133,7 @@ async def _stopped(models: Catalogue, said: bench.Said) -> str:
     return "cancelled at once"
 
 
+@pytest.mark.skipif(PROGRAM is None, reason="llmock is not on PATH; `pipx install llmock==0.2.2` brings it")
 async def test_every_fault_of_llmock_has_one_outcome_on_every_api(  # K-30
     server: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -156,7 +156,7 @@ def test_the_responses_form() -> None:
         [
             '{"role":"user","content":"one"}',
             thought,
-            '{"role":"assistant","content":"I look"}',
+            '{"type":"message","role":"assistant","content":[{"type":"output_text","text":"I look"}]}',
             call % (1, 0, "a"),
             call % (1, 1, "b"),
             result % (1, 0, "A"),
