@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from loop_protocol.v1.methods import ModelRow
 from loop_protocol.v1.types import ModelRef
@@ -11,8 +11,10 @@ from loop_protocol.v1.types import ModelRef
 from ..agent import Model
 from ..config import PRACTICE, WELL_KNOWN, Config, ModelConfig, Provider
 from . import credentials
+from .anthropic import AnthropicMessages
 from .http import Endpoint, Http
 from .openai_chat import OpenAIChat
+from .openai_responses import OpenAIResponses
 from .practice import Practice
 
 ECHO = ModelRef(PRACTICE, "echo")
@@ -21,6 +23,11 @@ OPENAI = "openai"
 OPENAI_URL = "https://api.openai.com/v1"
 # Later ones (5.5, 5.6) refuse function tools on Chat Completions, and this one takes them only without reasoning.
 OPENAI_MODEL = ModelConfig(id="gpt-5.4", context_window=1_050_000, max_output=128_000, input=("text", "image"))
+ADAPTERS: dict[str, Callable[[ModelRef, ModelConfig, Endpoint], Model]] = {
+    "openai-chat": OpenAIChat,
+    "openai-responses": OpenAIResponses,
+    "anthropic-messages": AnthropicMessages,
+}
 # The id in the row of a provider that lists no models.
 ANY = "*"
 
@@ -56,7 +63,7 @@ class Catalogue:
         if ref.provider == PRACTICE:
             return Practice(ref, frozenset(ECHO_CONFIG.input))
         endpoint = Endpoint(self._providers[ref.provider], self._environ, self._http)
-        return OpenAIChat(ref, frozenset(self._config(ref).input), endpoint)
+        return ADAPTERS[endpoint.provider.api](ref, self._config(ref), endpoint)
 
     async def warm(self) -> None:
         """Make what the default model's first request needs, off the loop, once there is time for it."""
@@ -104,8 +111,6 @@ class Catalogue:
         provider = self._providers.get(ref.provider)
         if provider is None:
             return _unknown(ref.provider)
-        if provider.api != "openai-chat":
-            return f"its api, {provider.api}, is not in this version"
         if ref.id in ("", ANY):
             return f"no model is listed in [providers.{provider.name}]; any can be named as {provider.name}/ID"
         return credentials.missing(provider, self._environ) or self._no_effort(ref)

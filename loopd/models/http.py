@@ -40,6 +40,7 @@ SECRET = 6
 T = TypeVar("T")
 # Takes one event and answers whether it was the last one.
 Take = Callable[[Event], bool]
+Headers = Callable[[str | None], Mapping[str, str]]
 
 
 @dataclass(slots=True)
@@ -87,6 +88,10 @@ def is_loopback(url: str) -> bool:
         return False
 
 
+def bearer(key: str | None) -> Mapping[str, str]:
+    return {"authorization": f"Bearer {key}"} if key else {}
+
+
 @dataclass(slots=True, frozen=True, repr=False)
 class Endpoint:
     """One provider over HTTP."""
@@ -95,8 +100,10 @@ class Endpoint:
     environ: Mapping[str, str]
     http: Http
 
-    async def post(self, path: str, *, body: bytes, take: Take, end: Callable[[], T]) -> T:
+    async def post(self, path: str, *, body: bytes, take: Take, end: Callable[[], T], headers: Headers = bearer) -> T:
         """POST, give each event to ``take`` until it says that this was the last or the stream ends, answer ``end()``.
+
+        ``headers`` are the API's own ones, for the key if there is one.
 
         A :class:`ModelError`, also one of these two, gets the provider's name and loses what is secret.
         """
@@ -104,7 +111,7 @@ class Endpoint:
         secrets = [*self.provider.headers.values(), *([key] if key else [])]
         url = self.provider.base_url.rstrip("/") + path
         try:
-            await self._post(url, headers=self._headers(key), body=body, take=take)
+            await self._post(url, headers=self._headers(headers(key)), body=body, take=take)
             return end()
         except ModelError as error:
             # First without secrets, then short: a cut secret would not be recognised.
@@ -132,13 +139,13 @@ class Endpoint:
                 raise ModelError("incomplete", f"broke off its answer: {why(error)}") from None
             raise ModelError("unreachable", f"cannot be reached at {place(url)}: {why(error)}") from None
 
-    def _headers(self, key: str | None) -> dict[str, str]:
+    def _headers(self, own: Mapping[str, str]) -> dict[str, str]:
         return {
             "user-agent": f"loopd/{__version__}",
             "accept": "text/event-stream",
             "accept-encoding": "identity",  # compressed, a piece would wait in the server until more has come
             "content-type": "application/json",
-            **({"authorization": f"Bearer {key}"} if key else {}),
+            **own,
             **{name.lower(): value for name, value in self.provider.headers.items()},
         }
 

@@ -27,7 +27,15 @@ KINDS = {
     529: "overloaded",
 }
 # Errors in mid-stream have names, which differ between servers, where answers have a status.
-NAMES = (("rate_limit", "rate_limit"), ("overloaded", "overloaded"), ("content_filter", "content_filter"))
+NAMES = (
+    ("rate_limit", "rate_limit"),
+    ("overloaded", "overloaded"),
+    ("content_filter", "content_filter"),
+    ("authentication", "auth"),
+    ("permission", "auth"),
+    ("invalid_request", "refused"),
+    ("invalid_prompt", "refused"),
+)
 
 _anything: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 _TAG = re.compile(r"<(script|style)\b.*?</\1\s*>|<[^<>]*>", re.DOTALL | re.IGNORECASE)
@@ -45,6 +53,16 @@ def stream_error(error: Any) -> ModelError:
     code = error.get("code") if isinstance(error, dict) else None
     by_code = KINDS.get(code, "provider") if isinstance(code, int) else "provider"
     return ModelError(kind or by_code, f"failed in the middle of its answer: {_said(error)}")
+
+
+def error_event(data: bytes) -> ModelError:
+    """An event whose name is error: its data is the error object, or holds it, or is only text."""
+    try:
+        value = decode(data, _anything)
+    except NotJson:
+        value = _line(data[:PAGE].decode("utf-8", "replace"))
+    inner = value.get("error") if isinstance(value, dict) else None
+    return stream_error(inner or value)
 
 
 def quote(body: bytes) -> str:

@@ -18,7 +18,13 @@ async def provider(nursery: trio.Nursery) -> scripted_provider.ScriptedProvider:
 
 
 @pytest.fixture
-async def models(provider: scripted_provider.ScriptedProvider) -> AsyncIterator[Catalogue]:
-    catalogue = model_bench.catalogue(provider.url, api_key_env="KEY", environ={"KEY": model_bench.KEY})
+def api() -> str:
+    """What the provider speaks; a test file may say something else."""
+    return "openai-chat"
+
+
+@pytest.fixture
+async def models(provider: scripted_provider.ScriptedProvider, api: str) -> AsyncIterator[Catalogue]:
+    catalogue = model_bench.catalogue(provider.url, api=api, api_key_env="KEY", environ={"KEY": model_bench.KEY})
     yield catalogue
     await catalogue.aclose()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,7 @@ from loop_protocol.v1.types import (
     Usage,
     UserMessage,
 )
-from loopd.agent import Delta, Model, ModelRequest, Reply, TextDelta, ToolSpec
+from loopd.agent import Delta, Model, ModelInput, ModelRequest, Reply, TextDelta, ToolSpec
 from loopd.config import Config, Default, ModelConfig, Provider
 from loopd.models import Catalogue
 
@@ -66,19 +67,37 @@ async def ask(model: Model, messages: Sequence[Message], say: Callable[[Delta], 
     return await model.respond(request(model, messages, **fields), say)
 
 
+def body(model: Any, messages: Sequence[Message], **fields: Any) -> bytes:
+    """What a request for these messages would send."""
+    made: bytes = model._body(request(model, messages, **fields))
+    return made
+
+
+def sent(model: Any, kept: ModelInput) -> bytes:
+    """What a request would send of an input that is kept."""
+    made: bytes = model._body(ModelRequest("Be brief.", kept, (BASH,)))
+    return made
+
+
+def decoded(body: bytes) -> Any:
+    return json.loads(body)
+
+
 def user(index: int, *content: Any) -> UserMessage:
     blocks = [TextBlock(block) if isinstance(block, str) else block for block in content]
     return UserMessage(index=index, content=blocks, timestamp=1)
 
 
-def assistant(index: int, *content: Any, stop_reason: StopReason = "stop") -> AssistantMessage:
+def assistant(
+    index: int, *content: Any, stop_reason: StopReason = "stop", provider: str = "p", model: str = "m"
+) -> AssistantMessage:
     blocks = [TextBlock(block) if isinstance(block, str) else block for block in content]
     return AssistantMessage(
         index=index,
         content=blocks,
         timestamp=1,
-        provider="p",
-        model="m",
+        provider=provider,
+        model=model,
         usage=Usage(1, 1),
         stop_reason=stop_reason,
     )
@@ -93,6 +112,8 @@ def result(index: int, call: ToolCallBlock, *content: Any, is_error: bool = Fals
 
 def catalogue(url: str, *, environ: dict[str, str] | None = None, **fields: Any) -> Catalogue:
     """One provider, ``local``, at ``url``, with the models ``m`` and ``eyes``."""
+    if fields.get("api") == "anthropic-messages":
+        url = url.removesuffix("/v1")
     fields = {"auth": "none", **fields} if not any(name.startswith("api_key") for name in fields) else fields
     models = (ModelConfig(id="m"), ModelConfig(id="eyes", input=("text", "image"), reasoning=True))
     provider = Provider(name="local", base_url=url, **{"api": "openai-chat", "models": models, **fields})
@@ -101,3 +122,10 @@ def catalogue(url: str, *, environ: dict[str, str] | None = None, **fields: Any)
 
 M = ModelRef("local", "m")
 EYES = ModelRef("local", "eyes")
+
+
+def table(head: Sequence[str], rows: dict[str, list[str]]) -> str:
+    """To be printed: outcomes beside each other."""
+    lines = [head, *([name, *cells] for name, cells in rows.items())]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)

@@ -7,9 +7,12 @@ import socket
 import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import trio
+
+RECORDED = Path(__file__).parent.parent / "cases" / "sse"
 
 Script = Callable[[trio.SocketStream], Awaitable[None]]
 
@@ -154,3 +157,9 @@ def hangs(data: bytes = b"", reached: trio.Event | None = None) -> Script:
         await stream.aclose()
 
     return script
+
+
+def recorded(name: str) -> bytes:
+    """The recording up to its last chunk; the recorder's own mark comes after it."""
+    data = (RECORDED / f"{name}.raw").read_bytes()
+    return data[: data.rindex(b"\r\n0\r\n") + 7]

@@ -71,14 +71,12 @@ def test_a_configured_openai_is_the_only_one() -> None:
 
 def test_the_first_usable_model_is_the_default() -> None:
     models = catalogue(
-        provider("new", "x", api="openai-responses"),
         provider("locked", "x", auth=None, api_key_env="NO"),
         provider("bare"),
         provider("good", "x", "y"),
     )
-    assert names(models) == ["new/x -", "locked/x -", "bare/* -", "good/x*", "good/y", "practice/echo"]
-    assert [row.reason for row in models.rows()][:3] == [
-        "its api, openai-responses, is not in this version",
+    assert names(models) == ["locked/x -", "bare/* -", "good/x*", "good/y", "practice/echo"]
+    assert [row.reason for row in models.rows()][:2] == [
         "set NO in the daemon's environment",
         "no model is listed in [providers.bare]; any can be named as bare/ID",
     ]
@@ -112,7 +110,6 @@ def test_an_unlisted_model_gets_the_defaults() -> None:
         (ModelRef("file", "x"), "key file /nonexistent/key cannot be read"),
         (ModelRef("command", "x"), "key command no-such-program cannot be found"),
         (ModelRef("unsaid", "x"), "say where its key comes from"),
-        (ModelRef("other", "x"), "anthropic-messages, is not in this version"),
     ],
 )
 def test_what_cannot_be_used_says_what_to_do(ref: ModelRef, text: str) -> None:
@@ -123,7 +120,6 @@ def test_what_cannot_be_used_says_what_to_do(ref: ModelRef, text: str) -> None:
         provider("file", auth=None, api_key_file="/nonexistent/key"),
         provider("command", auth=None, api_key_command=("no-such-program",)),
         provider("unsaid", auth=None),
-        provider("other", api="anthropic-messages"),
         EMPTY="",
         PATH=os.environ["PATH"],
     )
