@@ -95,7 +95,8 @@ class ChatStream:
     def reply(self) -> Reply:
         """The finished answer. Raises :class:`ModelError` where there is none."""
         if self._finish is None:
-            raise ModelError("incomplete", "ended its answer without a finish reason, so some of it is missing")
+            text = "ended its answer without a finish reason, so some of it is missing"
+            raise ModelError("incomplete", text, retryable=True)
         if self._finish == "content_filter":
             raise ModelError("content_filter", "stopped its answer with its content filter")
         blocks = self._blocks()
@@ -111,7 +112,7 @@ class ChatStream:
             return decode(data, _chunk)
         except NotJson as error:
             if cut:
-                raise ModelError("incomplete", "ended in the middle of an event") from None
+                raise ModelError("incomplete", "ended in the middle of an event", retryable=True) from None
             raise ModelError("provider", f"sent a chunk that cannot be read ({error}): {quote(data)}") from None
 
     def _fold(self, chunk: _Chunk) -> None:
