@@ -118,6 +118,14 @@ def test_a_run_that_settled_among_lost_events_still_ends(socket_path: str, cwd: 
     assert "gone wrong" in ran.err
 
 
+def test_a_wait_before_the_next_try_is_told_with_its_reason(socket_path: str, cwd: str, loopctl: Loopctl) -> None:
+    wait = {"type": "retry_wait", "untilAt": 3001, "reason": "p answered with status 429: slow down"}  # events are at 1
+    with ScriptedDaemon(socket_path, answering(cwd, *conversation(wait, *says("done")))):
+        ran = loopctl("prompt", "hello")
+    assert (ran.code, ran.out) == (0, "done\n")
+    assert ran.err == "loopctl: retrying in 3 s: p answered with status 429: slow down\n"
+
+
 def test_the_practice_model_is_named_with_the_way_to_a_real_one(socket_path: str, cwd: str, loopctl: Loopctl) -> None:
     script = answering(cwd, *conversation(), model=ModelRef("practice", "echo"))
     with ScriptedDaemon(socket_path, script):
