@@ -23,6 +23,7 @@ from loop_protocol.v1.types import (
 )
 
 from ..agent import Delta, ModelRequest, Reply, ToolSpec
+from ..config import ModelConfig
 from .chat_stream import ChatStream
 from .http import Endpoint
 
@@ -40,8 +41,12 @@ class OpenAIChat:
     """The Model port over one endpoint."""
 
     ref: ModelRef
-    input: frozenset[str]
+    config: ModelConfig
     endpoint: Endpoint
+
+    @property
+    def input(self) -> frozenset[str]:
+        return frozenset(self.config.input)
 
     def encode(self, group: Sequence[Message]) -> bytes:
         match group:
@@ -67,7 +72,7 @@ class OpenAIChat:
                 return {"role": "tool", "tool_call_id": _id(message.tool_call_id), "content": _text(message.content)}
 
     def _content(self, content: Sequence[TextBlock | ImageBlock]) -> str | list[dict[str, Any]]:
-        if "image" not in self.input or not any(isinstance(block, ImageBlock) for block in content):
+        if "image" not in self.config.input or not any(isinstance(block, ImageBlock) for block in content):
             return _text(content)
         return [_part(block) for block in content]
 
@@ -78,8 +83,8 @@ class OpenAIChat:
         rest: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
         if request.tools:
             rest["tools"] = [_tool(tool) for tool in request.tools]
-        if request.max_output_tokens is not None:
-            rest[self._limit_name()] = request.max_output_tokens
+        if limits := [limit for limit in (request.max_output_tokens, self.config.max_output) if limit is not None]:
+            rest[self._limit_name()] = min(limits)
         if self.ref.effort is not None:
             rest["reasoning_effort"] = self.ref.effort
         return b'{"model":%b,"messages":[%b],%b' % (_encode(self.ref.id), messages, _encode(rest)[1:])
