@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from msgspec.structs import replace
+
 from loop_protocol.client import Client
 from loop_protocol.v1.errors import RpcError
 from loop_protocol.v1.methods import AttachResult, ReplaceResult, RuntimeOpenResult, SessionListResult
-from loop_protocol.v1.types import SessionState
+from loop_protocol.v1.types import ModelRef, SessionState
 
 from .reach import ANSWER
 from .terminal import note
@@ -37,6 +39,7 @@ class Wish:
     way: Way
     path: str | None
     model: dict[str, str] | None
+    effort: str | None
     permission: str | None
 
 
@@ -109,7 +112,7 @@ def _request(wish: Wish) -> dict[str, Any]:
         case Way.PATH:
             request |= {"session": {"kind": "open", "path": os.path.abspath(wish.path or "")}, "runtimeId": "new"}
     if wish.model:
-        request["model"] = wish.model
+        request["model"] = wish.model | ({"effort": wish.effort} if wish.effort else {})
     if wish.permission:
         request["permission"] = wish.permission
     return request
@@ -118,9 +121,21 @@ def _request(wish: Wish) -> dict[str, Any]:
 def _adjust(client: Client, state: SessionState, wish: Wish) -> None:
     """A session that was open already may have another model or permission than the one asked for."""
     session = {"sessionId": state.session_id}
-    if wish.model and str(state.model) != f"{wish.model['provider']}/{wish.model['id']}":
-        client.call("session/setModel", session | {"model": wish.model}, timeout=ANSWER)
-        note(f"the session's model is now {wish.model['provider']}/{wish.model['id']} (it was {state.model})")
+    model = _wished_model(state.model, wish)
+    if model != state.model:
+        client.call("session/setModel", session | {"model": model}, timeout=ANSWER)
+        note(f"the session's model is now {_described(model)} (it was {_described(state.model)})")
     if wish.permission and state.permission != wish.permission:
         client.call("session/setPermission", session | {"permission": wish.permission}, timeout=ANSWER)
         note(f"the session's permission is now {wish.permission} (it was {state.permission})")
+
+
+def _wished_model(current: ModelRef, wish: Wish) -> ModelRef:
+    """An effort stays with its model until another is asked for."""
+    named = ModelRef(**wish.model) if wish.model else ModelRef(current.provider, current.id)
+    same = (named.provider, named.id) == (current.provider, current.id)
+    return replace(named, effort=wish.effort or (current.effort if same else None))
+
+
+def _described(model: ModelRef) -> str:
+    return f"{model} with {model.effort} effort" if model.effort else str(model)

@@ -12,6 +12,7 @@ from loop_protocol.v1.events import (
     MessageEnd,
     MessageStart,
     MessageUpdate,
+    RetryWait,
     RunSettled,
     RunStarted,
     SaveFailed,
@@ -60,6 +61,9 @@ class View:
                 self._tools.setdefault(call, ToolOutput()).add(delta)
             case ToolExecutionEnd(tool_call_id=call, is_error=failed):
                 self._tool_ended(call, failed=failed)
+            case RetryWait(until_at=until, reason=reason):
+                self.end_line()
+                note(f"retrying in {max(0, until - params.at) / 1000:.0f} s: {reason}")
             case SaveFailed(reason=reason):
                 note(f"the conversation could not be saved: {reason}")
             case EventsLost():

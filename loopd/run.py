@@ -16,6 +16,7 @@ from .agent import (
     Model,
     ModelError,
     Reply,
+    RetryWait,
     Said,
     TextDelta,
     ThinkingDelta,
@@ -133,6 +134,8 @@ class _Context:
                 shown.say_output(call_id, text)
             case ToolEnded(call_id, is_error):
                 shown.complete_tool(call_id, is_error=is_error)
+            case RetryWait(wait_s, reason):
+                shown.announce_retry(wait_s, reason)
             case _:
                 assert_never(said)
 

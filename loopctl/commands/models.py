@@ -7,6 +7,7 @@ import msgspec
 
 from loop_protocol.v1.methods import ModelListResult, ModelRow
 
+from .. import keys
 from ..exits import OK
 from ..reach import ANSWER, daemon
 from ..terminal import document, table
@@ -19,16 +20,17 @@ def models(ctx: click.Context, json: bool) -> int:
     """List the models that can be chosen; * marks what a new session gets."""
     with daemon(ctx, start=True) as client:
         raw = client.call_raw("model/list", timeout=ANSWER)
+    rows = msgspec.json.decode(raw, type=ModelListResult).models
     if json:
         document(raw)
     else:
-        table(
-            [["", "MODEL", "CONTEXT", "INPUT", ""], *map(_row, msgspec.json.decode(raw, type=ModelListResult).models)]
-        )
+        table([["", "MODEL", "CONTEXT", "INPUT", "EFFORT", ""], *map(_row, rows)])
+    keys.warn(rows)
     return OK
 
 
 def _row(model: ModelRow) -> list[str]:
     why = "" if model.usable else f"not usable: {model.reason or 'unknown'}"
-    context = str(model.context_window or "")
-    return ["*" if model.default else "", f"{model.provider}/{model.id}", context, ", ".join(model.input), why]
+    context, effort = str(model.context_window or ""), "yes" if model.reasoning else ""
+    name = f"{model.provider}/{model.id}"
+    return ["*" if model.default else "", name, context, ", ".join(model.input), effort, why]

@@ -17,6 +17,7 @@ from loop_protocol.client import Client, LostConnection
 from loop_protocol.v1.errors import RpcError
 from loop_protocol.v1.methods import PromptResult
 
+from .. import keys
 from ..exits import OK
 from ..interrupts import Interrupts
 from ..opening import Place, Way, Wish, enter
@@ -26,6 +27,7 @@ from ..terminal import document, is_terminal, note, out_line
 from ..whereabouts import model_option, seconds_option
 
 PERMISSIONS = ["read-only", "workspace-write", "danger-full-access"]
+EFFORTS = ["low", "medium", "high"]
 
 
 @click.command()
@@ -35,6 +37,7 @@ PERMISSIONS = ["read-only", "workspace-write", "danger-full-access"]
 @click.option("--no-session", "memory", is_flag=True, help="Keep nothing: no file is written.")
 @click.option("--session", "path", metavar="PATH", help="Go on with the session of this meta.json.")
 @click.option("--model", metavar="PROVIDER/ID", callback=model_option, help="Set the session's model first.")
+@click.option("--effort", type=click.Choice(EFFORTS), help="Set first how much its model reasons.")
 @click.option("--permission", type=click.Choice(PERMISSIONS), help="Set what tools may do first.")
 @click.option("--json", "json", is_flag=True, help="Print the run's events, one JSON object per line.")
 @click.option("--no-wait", is_flag=True, help="Print the ids of run and session, and leave the run alone.")
@@ -54,6 +57,7 @@ def prompt(
     memory: bool,
     path: str | None,
     model: dict[str, str] | None,
+    effort: str | None,
     permission: str | None,
     json: bool,
     no_wait: bool,
@@ -63,15 +67,15 @@ def prompt(
 
     The prompt goes to the session that is open for this directory; where none is, a new one starts.
     """
-    wish = Wish(_way(new=new, latest=latest, memory=memory, path=path), path, model, permission)
+    wish = Wish(_way(new=new, latest=latest, memory=memory, path=path), path, model, effort, permission)
     if no_wait and (wish.way is Way.MEMORY or timeout is not None):
         raise click.UsageError("--no-wait goes neither with --no-session nor with --timeout")
     content = _content(text)
-    with daemon(ctx, start=True) as client:
+    with daemon(ctx, start=True) as client, _missing_key_told(client):
         place = enter(client, wish)
         with _given_back(client, place, wish), Interrupts() as interrupts:
             run_id = _accepted(client, place, content)
-            _say_if_practising(place, wish)
+            _say_if_practising(client, place, wish)
             if no_wait:
                 return _leave(run_id, place, json=json)
             following = Following(client, place.state.session_id, run_id, json)
@@ -140,12 +144,24 @@ def _given_back(client: Client, place: Place, wish: Wish) -> Iterator[None]:
                 client.call("runtime/dispose", {"runtimeId": place.runtime_id}, timeout=ANSWER)
 
 
-def _say_if_practising(place: Place, wish: Wish) -> None:
+@contextmanager
+def _missing_key_told(client: Client) -> Iterator[None]:
+    """A refused model may only need the key that is here."""
+    try:
+        yield
+    except RpcError as error:
+        if error.kind == "model_unavailable":
+            keys.warn_of(client)
+        raise
+
+
+def _say_if_practising(client: Client, place: Place, wish: Wish) -> None:
     """A newcomer must know that no real model answers, and what to do about it."""
-    if wish.model is None and place.state.model.provider == "practice":
+    if place.state.model.provider == "practice" and not keys.warn_of(client) and wish.model is None:
         note(
-            f"{place.state.model} answers, since no real model is configured: set OPENAI_API_KEY and run `loopctl\n"
-            f"daemon restart`, or name a provider in {paths.config_path(os.environ)}"
+            f"{place.state.model} answers, since no real model is configured: set\n"
+            f"OPENAI_API_KEY or ANTHROPIC_API_KEY and run `loopctl daemon restart`, or name a provider in\n"
+            f"{paths.config_path(os.environ)}"
         )
 
 

@@ -65,19 +65,39 @@ class ToolEnded:
     is_error: bool
 
 
-Said = Delta | ToolStarted | ToolOutput | ToolEnded
+@dataclass(slots=True, frozen=True)
+class RetryWait:
+    """The model could not be asked, and will be again after ``wait_s``."""
+
+    wait_s: float
+    reason: str
+
+
+Said = Delta | ToolStarted | ToolOutput | ToolEnded | RetryWait
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
+# The kinds that pass by themselves; of the others whoever raises knows better.
+PASSING = frozenset({"rate_limit", "unreachable", "overloaded"})
+
+
 class ModelError(Exception):
     """The model could not answer. ``kind`` is ``auth``, ``rate_limit``, ``refused``, ``unreachable``, ``incomplete``,
-    ``content_filter``, ``overloaded`` or ``provider``; it becomes the run's outcome, never an RPC error."""
+    ``content_filter``, ``overloaded`` or ``provider``; it becomes the run's outcome, never an RPC error.
 
-    def __init__(self, kind: str, message: str) -> None:
+    ``retryable``: the same request may succeed a little later, by its kind where nothing else is said.
+    ``retry_after_s``: how much later, where the provider says so.
+    """
+
+    def __init__(
+        self, kind: str, message: str, *, retryable: bool | None = None, retry_after_s: float | None = None
+    ) -> None:
         super().__init__(message)
         self.kind = kind
+        self.retryable = kind in PASSING if retryable is None else retryable
+        self.retry_after_s = retry_after_s
 
 
 @dataclass(slots=True, frozen=True)

@@ -32,6 +32,7 @@ from loopd.agent import (
     ToolSpec,
     ToolStarted,
 )
+from loopd.agent.retry import respond
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ class Agent:
             max_output_tokens=self.max_output_tokens,
         )
         while True:
-            reply = await self.model.respond(request, context.say)
+            reply = await respond(self.model, request, context)
             _require_answer(reply)
             context.append(reply)
             calls = [block for block in reply.content if isinstance(block, ToolCallBlock)]

@@ -77,6 +77,9 @@ class Transcript:
         del self.tools[call_id]
         self.announce.publish(ev.ToolExecutionEnd(call_id, is_error))
 
+    def announce_retry(self, wait_s: float, reason: str) -> None:
+        self.announce.publish(ev.RetryWait(until_at=self.clock.now_ms() + round(wait_s * 1000), reason=reason))
+
     def append_reply(
         self,
         content: list[AssistantBlock],

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping
+import pkgutil
+from collections.abc import Iterator, Mapping
 
 from loop_protocol.v1.methods import ModelRow
 from loop_protocol.v1.types import ModelRef
 
 from ..agent import Model
-from ..config import PRACTICE, WELL_KNOWN, Config, ModelConfig, Provider
-from . import credentials
-from .anthropic import AnthropicMessages
+from ..config import PRACTICE, Config, ModelConfig, Provider
+from . import credentials, vendors
 from .http import Endpoint, Http
-from .openai_chat import OpenAIChat
-from .openai_responses import OpenAIResponses
 from .practice import Practice
+
+# Who speaks which protocol, made with (ref, config, endpoint); imported with the first use, so that nobody pays for
+# what nobody uses.
+ADAPTERS = {
+    "openai-chat": "openai_chat:OpenAIChat",
+    "openai-responses": "openai_responses:OpenAIResponses",
+    "anthropic-messages": "anthropic:AnthropicMessages",
+}
 
 ECHO = ModelRef(PRACTICE, "echo")
 ECHO_CONFIG = ModelConfig(id=ECHO.id, input=("text", "image"))
-OPENAI = "openai"
-OPENAI_URL = "https://api.openai.com/v1"
-# Later ones (5.5, 5.6) refuse function tools on Chat Completions, and this one takes them only without reasoning.
-OPENAI_MODEL = ModelConfig(id="gpt-5.4", context_window=1_050_000, max_output=128_000, input=("text", "image"))
-ADAPTERS: dict[str, Callable[[ModelRef, ModelConfig, Endpoint], Model]] = {
-    "openai-chat": OpenAIChat,
-    "openai-responses": OpenAIResponses,
-    "anthropic-messages": AnthropicMessages,
-}
+# What every reasoning model understands. Others that a vendor has would be refused by the other vendors.
+EFFORTS = ("low", "medium", "high")
 # The id in the row of a provider that lists no models.
 ANY = "*"
 
@@ -42,7 +40,8 @@ class Catalogue:
     def __init__(self, config: Config, environ: Mapping[str, str]) -> None:
         self._chosen = config.default.model
         self._environ = environ
-        self._providers = config.providers if OPENAI in config.providers else config.providers | _from_environ(environ)
+        known = vendors.providers(environ)
+        self._providers = config.providers | {name: known[name] for name in known if name not in config.providers}
         self._http = Http()
 
     def rows(self) -> list[ModelRow]:
@@ -62,8 +61,10 @@ class Catalogue:
             raise ModelUnavailable(f"the model {ref} cannot be used: {reason}")
         if ref.provider == PRACTICE:
             return Practice(ref, frozenset(ECHO_CONFIG.input))
-        endpoint = Endpoint(self._providers[ref.provider], self._environ, self._http)
-        return ADAPTERS[endpoint.provider.api](ref, self._config(ref), endpoint)
+        provider = self._providers[ref.provider]
+        adapter = pkgutil.resolve_name(f"{__package__}.{ADAPTERS[provider.api]}")
+        model: Model = adapter(ref, self._config(ref), Endpoint(provider, self._environ, self._http))
+        return model
 
     async def warm(self) -> None:
         """Make what the default model's first request needs, off the loop, once there is time for it."""
@@ -96,13 +97,24 @@ class Catalogue:
             reason=reason,
             context_window=model.context_window,
             max_output=model.max_output,
+            reasoning=model.reasoning,
+            key_env=self._missing_variable(ref),
         )
+
+    def _missing_variable(self, ref: ModelRef) -> str | None:
+        """The name of the variable that a key would be read from, where it has none."""
+        match self._providers.get(ref.provider):
+            case Provider(api_key_env=str(name)) if not self._environ.get(name):
+                return name
+        return None
 
     def _config(self, ref: ModelRef) -> ModelConfig:
         """As it is listed, else a provider's defaults."""
         provider = self._providers.get(ref.provider)
-        listed = provider.models if provider is not None else (ECHO_CONFIG,)
-        return next((model for model in listed if model.id == ref.id), ModelConfig(id=ref.id))
+        if provider is None:
+            return ECHO_CONFIG if ref.id == ECHO.id else ModelConfig(id=ref.id)
+        listed = next((model for model in provider.models if model.id == ref.id), None)
+        return listed or vendors.unlisted(provider, ref.id)
 
     def _reason(self, ref: ModelRef) -> str | None:
         """Why it cannot be used, and what would help."""
@@ -110,38 +122,21 @@ class Catalogue:
             return self._no_effort(ref) if ref.id == ECHO.id else f"{PRACTICE} has only {ECHO}"
         provider = self._providers.get(ref.provider)
         if provider is None:
-            return _unknown(ref.provider)
+            return f"there is no provider {ref.provider!r}: add [providers.{ref.provider}] to the configuration"
+        if (missing := credentials.missing(provider, self._environ)) is not None:
+            return missing
         if ref.id in ("", ANY):
             return f"no model is listed in [providers.{provider.name}]; any can be named as {provider.name}/ID"
-        return credentials.missing(provider, self._environ) or self._no_effort(ref)
+        return self._no_effort(ref)
 
     def _no_effort(self, ref: ModelRef) -> str | None:
-        if ref.effort is None or self._config(ref).reasoning:
+        if ref.effort is None:
+            return None
+        if ref.effort not in EFFORTS:
+            return f"there is no reasoning effort {ref.effort!r}, only {', '.join(EFFORTS)}"
+        if self._config(ref).reasoning:
             return None
         return f"it has no reasoning effort; leave {ref.effort!r} out, or list it with reasoning = true if it has"
-
-
-def _unknown(name: str) -> str:
-    variable = WELL_KNOWN[OPENAI]
-    also = f", or set {variable} in the daemon's environment" if name == OPENAI else ""
-    return f"there is no provider {name!r}: add [providers.{name}] to the configuration{also}"
-
-
-def _from_environ(environ: Mapping[str, str]) -> dict[str, Provider]:
-    """The provider that needs no configuration: its key is in the environment, or in systemd's credentials."""
-    variable, directory = WELL_KNOWN[OPENAI], environ.get("CREDENTIALS_DIRECTORY", "")
-    file = os.path.join(directory, OPENAI)
-    if environ.get(variable):
-        provider = Provider(
-            name=OPENAI, api="openai-chat", base_url=OPENAI_URL, api_key_env=variable, models=(OPENAI_MODEL,)
-        )
-    elif directory and os.path.exists(file):
-        provider = Provider(
-            name=OPENAI, api="openai-chat", base_url=OPENAI_URL, api_key_file=file, models=(OPENAI_MODEL,)
-        )
-    else:
-        return {}
-    return {OPENAI: provider}
 
 
 def _same(one: ModelRef, other: ModelRef) -> bool:

@@ -146,13 +146,13 @@ def read(event: Event, decoder: msgspec.json.Decoder[T]) -> T:
         return decode(event.data, decoder)
     except NotJson as error:
         if event.cut:
-            raise ModelError("incomplete", "ended in the middle of an event") from None
+            raise ModelError("incomplete", "ended in the middle of an event", retryable=True) from None
         raise ModelError("provider", f"sent a chunk that cannot be read ({error}): {quote(event.data)}") from None
 
 
 def unfinished(lacking: str) -> ModelError:
     """A stream that ended without what ends an answer: however much came, it is none."""
-    return ModelError("incomplete", f"ended its answer without a {lacking}, so some of it is missing")
+    return ModelError("incomplete", f"ended its answer without a {lacking}, so some of it is missing", retryable=True)
 
 
 def mapping(given: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """One HTTP client for all providers: a POST out, server-sent events in, and every failure a :class:`ModelError`.
 
 httpx2 is imported in a thread, with the first request or when the daemon has the time for it, never at its start.
-Nothing is tried twice here. Cancelling closes the connection at once.
+Nothing is tried twice here; whether that may help is said. Cancelling closes the connection at once.
 """
 
 from __future__ import annotations
@@ -116,14 +116,15 @@ class Endpoint:
         except ModelError as error:
             # First without secrets, then short: a cut secret would not be recognised.
             text = redacted(f"{self.provider.name} {error}", secrets)
-            raise ModelError(error.kind, text if len(text) <= MESSAGE else text[:MESSAGE] + "…") from None
+            text = text if len(text) <= MESSAGE else text[:MESSAGE] + "…"
+            raise ModelError(error.kind, text, retryable=error.retryable, retry_after_s=error.retry_after_s) from None
 
     async def _post(self, url: str, *, headers: dict[str, str], body: bytes, take: Take) -> None:
         try:
             client = await self.http.client(url)
         except (OSError, ValueError, ImportError) as error:
             # Proxy variables that cannot be used, an SSL_CERT_FILE that is not there.
-            raise ModelError("unreachable", f"cannot be asked: {why(error)}") from None
+            raise ModelError("unreachable", f"cannot be asked: {why(error)}", retryable=False) from None
         import httpx2
 
         started = False
@@ -136,8 +137,11 @@ class Endpoint:
             raise _timed_out(error, url, started=started) from None
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             if started:
-                raise ModelError("incomplete", f"broke off its answer: {why(error)}") from None
-            raise ModelError("unreachable", f"cannot be reached at {place(url)}: {why(error)}") from None
+                raise ModelError("incomplete", f"broke off its answer: {why(error)}", retryable=True) from None
+            # The others, like a proxy's address that cannot be used, are wrong each time.
+            passing = isinstance(error, httpx2.NetworkError | httpx2.RemoteProtocolError | httpx2.ProxyError)
+            text = f"cannot be reached at {place(url)}: {why(error)}"
+            raise ModelError("unreachable", text, retryable=passing) from None
 
     def _headers(self, own: Mapping[str, str]) -> dict[str, str]:
         return {
@@ -153,7 +157,7 @@ class Endpoint:
 async def _require_stream(response: httpx2.Response) -> None:
     kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     if response.status_code != 200:
-        raise refusal(response.status_code, await _start_of_body(response))
+        raise refusal(response.status_code, await _start_of_body(response), response.headers)
     if kind not in ("text/event-stream", ""):
         said = quote(await _start_of_body(response))
         raise ModelError("provider", f"answered with {kind} where an event stream was due: {said}")
@@ -219,7 +223,8 @@ def _timed_out(error: httpx2.TimeoutException, url: str, *, started: bool) -> Mo
         return ModelError("unreachable", f"took no connection at {place(url)} within {CONNECT_S} s")
     if started:
         return ModelError("incomplete", f"fell silent for {SILENCE_S} s in the middle of its answer")
-    return ModelError("unreachable", f"at {place(url)} gave no answer within {SILENCE_S} s")
+    # Once was long enough.
+    return ModelError("unreachable", f"at {place(url)} gave no answer within {SILENCE_S} s", retryable=False)
 
 
 def place(url: str) -> str:

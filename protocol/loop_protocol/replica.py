@@ -22,6 +22,7 @@ from .v1.events import (
     MessageStart,
     MessageUpdate,
     PromptTimingEvent,
+    RetryWait,
     RunSettled,
     RunStarted,
     SaveFailed,
@@ -85,7 +86,7 @@ def fold(state: SessionState, params: EventParams) -> SessionState:
             return replace(state, run=None, operation=None, draft=None, tools=[], last_run=last)
         case SessionReplaced():
             return event.new
-        case SessionClosed():
+        case SessionClosed() | RetryWait():
             return state
         case EventsLost():
             raise NeedSnapshot(f"the events {event.first} to {event.last} of {params.runtime_id} were lost")

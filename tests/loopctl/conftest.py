@@ -14,7 +14,10 @@ from loopctl.__main__ import run
 @pytest.fixture
 def socket_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Also the environment: nothing of the machine's own daemon is touched."""
-    for name in ("LOOPD_CONFIG", "LOOPD_DATA_DIR", "XDG_CONFIG_HOME", "TMPDIR"):
+    for name in (
+        *("LOOPD_CONFIG", "LOOPD_DATA_DIR", "XDG_CONFIG_HOME", "TMPDIR"),
+        *("OPENAI_API_KEY", "ANTHROPIC_API_KEY"),
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("LOOPD_SOCKET", str(tmp_path / "s"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

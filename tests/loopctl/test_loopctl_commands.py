@@ -183,6 +183,20 @@ def test_models_marks_the_default_and_says_why_one_is_not_usable(socket_path: st
         ran = loopctl("models")
     assert "*  ollama/q  8192" in ran.out
     assert "not usable: no key" in ran.out
+    assert ran.err == ""
+
+
+def test_models_says_which_key_is_here_that_the_daemon_lacks(
+    socket_path: str, loopctl: Loopctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = {"provider": "x", "id": "y", "usable": False, "input": ["text"], "default": False, "reason": "set X_KEY"}
+    monkeypatch.setenv("X_KEY", "sk-secret")
+    with ScriptedDaemon(socket_path, {"model/list": {"models": [row | {"keyEnv": "X_KEY"}, row]}}):
+        shown = [loopctl("models"), loopctl("models", "--json")]
+    for ran in shown:
+        assert ran.err.count("X_KEY is set here, but not in the running daemon, which cannot use x without it") == 1
+        assert "loopctl daemon restart" in ran.err
+        assert "sk-secret" not in ran.out + ran.err
 
 
 # --- acting -----------------------------------------------------------------------------------------------------------

@@ -118,13 +118,59 @@ def test_a_run_that_settled_among_lost_events_still_ends(socket_path: str, cwd: 
     assert "gone wrong" in ran.err
 
 
+def test_a_wait_before_the_next_try_is_told_with_its_reason(socket_path: str, cwd: str, loopctl: Loopctl) -> None:
+    wait = {"type": "retry_wait", "untilAt": 3001, "reason": "p answered with status 429: slow down"}  # events are at 1
+    with ScriptedDaemon(socket_path, answering(cwd, *conversation(wait, *says("done")))):
+        ran = loopctl("prompt", "hello")
+    assert (ran.code, ran.out) == (0, "done\n")
+    assert ran.err == "loopctl: retrying in 3 s: p answered with status 429: slow down\n"
+
+
 def test_the_practice_model_is_named_with_the_way_to_a_real_one(socket_path: str, cwd: str, loopctl: Loopctl) -> None:
     script = answering(cwd, *conversation(), model=ModelRef("practice", "echo"))
     with ScriptedDaemon(socket_path, script):
         ran = loopctl("prompt", "hello")
     assert "practice/echo" in ran.err
-    assert "OPENAI_API_KEY" in ran.err
+    assert "OPENAI_API_KEY or ANTHROPIC_API_KEY" in ran.err
     assert "config.toml" in ran.err
+
+
+LACKING = {
+    "models": [
+        {"provider": name, "id": "*", "usable": False, "input": ["text"], "default": False, "reason": f"set {variable}"}
+        | {"keyEnv": variable}
+        for name, variable in (("anthropic", "ANTHROPIC_API_KEY"), ("mine", "MINE_KEY"))
+    ]
+}
+
+
+@pytest.mark.parametrize(("variable", "name"), [("ANTHROPIC_API_KEY", "anthropic"), ("MINE_KEY", "mine")])
+def test_a_key_that_is_here_but_not_in_the_daemon_is_told_with_the_remedy(
+    socket_path: str, cwd: str, loopctl: Loopctl, variable: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "sk-secret")
+    practising = answering(cwd, *conversation(), model=ModelRef("practice", "echo")) | {"model/list": LACKING}
+    refusing = answering(cwd) | {
+        "session/prompt": RpcError("model_unavailable", f"set {variable}"),
+        "model/list": LACKING,
+    }
+    for script, arguments in ((practising, ()), (practising, ("--model", "practice/echo")), (refusing, ())):
+        with ScriptedDaemon(socket_path, script):
+            ran = loopctl("prompt", "hello", *arguments)
+        assert f"{variable} is set here, but not in the running daemon, which cannot use {name}" in ran.err
+        assert "loopctl daemon restart" in ran.err
+        assert "practice model" not in ran.err
+        assert "sk-secret" not in ran.out + ran.err
+
+
+def test_a_key_that_no_model_waits_for_is_nobodys_business(
+    socket_path: str, cwd: str, loopctl: Loopctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-secret")
+    with ScriptedDaemon(socket_path, answering(cwd, *conversation()) | {"model/list": LACKING}) as daemon:
+        ran = loopctl("prompt", "hello")
+    assert ran.err == ""
+    assert daemon.asked("model/list") == []  # it would be one more answer to wait for
 
 
 # --- how it ends ------------------------------------------------------------------------------------------------------
@@ -276,6 +322,39 @@ def test_an_open_session_is_joined_and_set_to_what_was_asked(socket_path: str, c
     assert "model is now a/b (it was ollama/qwen)" in ran.err
     assert "permission is now workspace-write (it was read-only)" in ran.err
     assert [name for name, _ in daemon.requests][-1] == "session/prompt"
+
+
+@pytest.mark.parametrize(
+    ("had", "arguments", "wanted"),
+    [
+        (None, ["--effort", "high"], {"provider": "ollama", "id": "qwen", "effort": "high"}),
+        ("low", ["--effort", "high"], {"provider": "ollama", "id": "qwen", "effort": "high"}),
+        ("low", ["--model", "a/b", "--effort", "high"], {"provider": "a", "id": "b", "effort": "high"}),
+        ("low", ["--model", "a/b"], {"provider": "a", "id": "b"}),
+        ("low", ["--model", "ollama/qwen"], None),
+        ("high", ["--effort", "high"], None),
+    ],
+)
+def test_an_effort_is_set_where_it_differs_and_stays_with_its_model(
+    socket_path: str, cwd: str, loopctl: Loopctl, had: str | None, arguments: list[str], wanted: Any
+) -> None:
+    script = answering(cwd, *conversation(), model=ModelRef("ollama", "qwen", had)) | {
+        "session/setModel": {"model": wanted or {}}
+    }
+    with ScriptedDaemon(socket_path, script) as daemon:
+        ran = loopctl("prompt", "hello", *arguments)
+    assert ran.code == 0
+    assert daemon.asked("session/setModel") == ([{"sessionId": "s1", "model": wanted}] if wanted else [])
+    if wanted and "effort" in wanted:
+        assert f"is now {wanted['provider']}/{wanted['id']} with high effort (it was ollama/qwen" in ran.err
+
+
+def test_a_new_session_starts_with_the_effort(socket_path: str, cwd: str, loopctl: Loopctl) -> None:
+    with ScriptedDaemon(socket_path, answering(cwd, *conversation(), model=ModelRef("a", "b", "low"))) as daemon:
+        ran = loopctl("prompt", "hello", "--new", "--model", "a/b", "--effort", "low")
+    [request] = daemon.asked("runtime/open")
+    assert request["model"] == {"provider": "a", "id": "b", "effort": "low"}
+    assert (ran.code, ran.err) == (0, "")
 
 
 def test_new_replaces_the_session_of_the_open_runtime(socket_path: str, cwd: str, loopctl: Loopctl) -> None:

@@ -16,11 +16,11 @@ from trio.testing import MockClock
 
 from loop_protocol.v1.types import ModelRef
 from loopd.agent import ModelError
-from loopd.config import Config, Default, ModelConfig, Provider
-from loopd.models import ECHO, Catalogue, ModelUnavailable, credentials
+from loopd.config import WELL_KNOWN, Config, Default, ModelConfig, Provider
+from loopd.models import ADAPTERS, ECHO, Catalogue, ModelUnavailable, credentials
+from loopd.models.vendors import VENDORS
 
 URL = "http://127.0.0.1:1/v1"
-OPENAI = ModelRef("openai", "gpt-5.4")
 
 
 def provider(name: str = "p", *models: str, **fields: Any) -> Provider:
@@ -37,36 +37,77 @@ def names(models: Catalogue) -> list[str]:
     return [f"{row.provider}/{row.id}{'*' * row.default}{'' if row.usable else ' -'}" for row in models.rows()]
 
 
+def listed(models: Catalogue) -> list[str]:
+    """Of the configured providers."""
+    return [name for name in names(models) if not name.startswith(("openai/", "anthropic/", "practice/"))]
+
+
 def refusal(models: Catalogue, ref: ModelRef) -> str:
     with pytest.raises(ModelUnavailable) as caught:
         models.resolve(ref)
     return str(caught.value)
 
 
-def test_without_any_configuration_practice_is_the_default() -> None:
+def test_without_any_configuration_practice_is_the_default_and_the_vendors_say_what_they_lack() -> None:
     models = catalogue()
-    assert names(models) == ["practice/echo*"]
+    assert names(models) == ["openai/* -", "anthropic/* -", "practice/echo*"]
+    assert [(row.reason, row.key_env) for row in models.rows()] == [
+        ("set OPENAI_API_KEY in the daemon's environment", "OPENAI_API_KEY"),
+        ("set ANTHROPIC_API_KEY in the daemon's environment", "ANTHROPIC_API_KEY"),
+        (None, None),
+    ]
     assert models.default() == ECHO
     assert models.resolve(ECHO).ref == ECHO
 
 
-def test_a_key_in_the_environment_is_enough_for_openai() -> None:
-    models = catalogue(OPENAI_API_KEY="k")
-    assert names(models) == ["openai/gpt-5.4*", "practice/echo"]
-    [row, _] = models.rows()
-    assert row.input == ["text", "image"]
-    assert row.context_window
-    assert models.resolve(ModelRef("openai", "another")).ref.id == "another"
+@pytest.fixture
+def adapters(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Every protocol spoken by the adapter that is always there."""
+    speaking = dict.fromkeys(ADAPTERS, ADAPTERS["openai-chat"])
+    monkeypatch.setattr("loopd.models.ADAPTERS", speaking)
+    return speaking
 
 
-def test_a_credential_of_systemd_is_enough_for_openai(tmp_path: Path) -> None:
-    assert names(catalogue(CREDENTIALS_DIRECTORY=str(tmp_path))) == ["practice/echo*"]
-    (tmp_path / "openai").write_text("k")
-    assert names(catalogue(CREDENTIALS_DIRECTORY=str(tmp_path))) == ["openai/gpt-5.4*", "practice/echo"]
+@pytest.mark.parametrize("name", ["openai", "anthropic"])
+@pytest.mark.usefixtures("adapters")
+def test_a_key_in_the_environment_is_enough_for_a_vendor(name: str) -> None:
+    models = catalogue(**{WELL_KNOWN[name]: "k"})
+    vendor = VENDORS[name]
+    rows = [row for row in models.rows() if row.provider == name]
+    assert [row.id for row in rows] == [model.id for model in vendor.models]
+    assert models.default() == ModelRef(name, vendor.models[0].id)
+    for row in rows:
+        assert row.usable
+        assert row.input == ["text", "image"]
+        assert row.reasoning
+        assert row.context_window is not None
+        assert row.max_output is not None
+        assert 8192 <= row.max_output < row.context_window
+    another = models.resolve(ModelRef(name, "another", "high"))
+    assert (another.ref.id, sorted(another.input)) == ("another", ["image", "text"])
+    assert names(models)[-1] == "practice/echo"
 
 
-def test_a_configured_openai_is_the_only_one() -> None:
-    assert names(catalogue(provider("openai", "own"), OPENAI_API_KEY="k")) == ["openai/own*", "practice/echo"]
+def test_the_vendors_speak_their_own_protocols_at_their_own_addresses() -> None:
+    assert {name: (vendor.api, vendor.base_url) for name, vendor in VENDORS.items()} == {
+        "openai": ("openai-responses", "https://api.openai.com/v1"),
+        "anthropic": ("anthropic-messages", "https://api.anthropic.com"),
+    }
+
+
+@pytest.mark.parametrize("name", ["openai", "anthropic"])
+def test_a_credential_of_systemd_is_enough_for_a_vendor(name: str, tmp_path: Path) -> None:
+    nothing = names(catalogue())
+    assert names(catalogue(CREDENTIALS_DIRECTORY=str(tmp_path))) == nothing
+    (tmp_path / name).write_text("k")
+    models = catalogue(CREDENTIALS_DIRECTORY=str(tmp_path))
+    assert models.default() == ModelRef(name, VENDORS[name].models[0].id)
+    assert all(row.key_env is None for row in models.rows() if row.provider == name)
+
+
+def test_a_configured_vendor_is_the_only_one_of_its_name() -> None:
+    models = catalogue(provider("openai", "own"), OPENAI_API_KEY="k")
+    assert names(models) == ["openai/own*", "anthropic/* -", "practice/echo"]
 
 
 def test_the_first_usable_model_is_the_default() -> None:
@@ -75,10 +116,10 @@ def test_the_first_usable_model_is_the_default() -> None:
         provider("bare"),
         provider("good", "x", "y"),
     )
-    assert names(models) == ["locked/x -", "bare/* -", "good/x*", "good/y", "practice/echo"]
-    assert [row.reason for row in models.rows()][:2] == [
-        "set NO in the daemon's environment",
-        "no model is listed in [providers.bare]; any can be named as bare/ID",
+    assert listed(models) == ["locked/x -", "bare/* -", "good/x*", "good/y"]
+    assert [(row.reason, row.key_env) for row in models.rows()][:2] == [
+        ("set NO in the daemon's environment", "NO"),
+        ("no model is listed in [providers.bare]; any can be named as bare/ID", None),
     ]
 
 
@@ -86,9 +127,9 @@ def test_a_configured_default_stays_it_though_it_cannot_be_used_and_need_not_be_
     locked = provider("locked", "x", auth=None, api_key_env="NO")
     models = catalogue(locked, provider("good", "x"), default=ModelRef("locked", "big"))
     assert models.default() == ModelRef("locked", "big")
-    assert names(models) == ["locked/x -", "good/x", "locked/big* -", "practice/echo"]
+    assert listed(models) == ["locked/x -", "good/x", "locked/big* -"]
     assert names(catalogue(locked, default=ModelRef("locked", "x", "high")))[0] == "locked/x* -"
-    assert names(catalogue(provider("good", "x"), default=ECHO)) == ["good/x", "practice/echo*"]
+    assert "practice/echo*" in names(catalogue(provider("good", "x"), default=ECHO))
 
 
 def test_an_unlisted_model_gets_the_defaults() -> None:
@@ -100,10 +141,13 @@ def test_an_unlisted_model_gets_the_defaults() -> None:
     ("ref", "text"),
     [
         (ModelRef("nobody", "x"), "no provider 'nobody': add [providers.nobody] to the configuration"),
-        (ModelRef("openai", "x"), "or set OPENAI_API_KEY"),
+        (ModelRef("openai", "x"), "set OPENAI_API_KEY in the daemon's environment"),
+        (ModelRef("anthropic", "x"), "set ANTHROPIC_API_KEY in the daemon's environment"),
         (ModelRef("practice", "parrot"), "practice has only practice/echo"),
         (ModelRef("practice", "echo", "high"), "leave 'high' out"),
         (ModelRef("p", "listed", "high"), "leave 'high' out"),
+        (ModelRef("p", "listed", "utmost"), "only low, medium, high"),
+        (ModelRef("p", "thinks", "utmost"), "only low, medium, high"),
         (ModelRef("p", ""), "any can be named as p/ID"),
         (ModelRef("env", "x"), "set MISSING in the daemon's environment"),
         (ModelRef("empty", "x"), "set EMPTY in the daemon's environment"),
@@ -114,7 +158,7 @@ def test_an_unlisted_model_gets_the_defaults() -> None:
 )
 def test_what_cannot_be_used_says_what_to_do(ref: ModelRef, text: str) -> None:
     models = catalogue(
-        provider("p", "listed"),
+        provider("p", models=(ModelConfig(id="listed"), ModelConfig(id="thinks", reasoning=True))),
         provider("env", auth=None, api_key_env="MISSING"),
         provider("empty", auth=None, api_key_env="EMPTY"),
         provider("file", auth=None, api_key_file="/nonexistent/key"),
@@ -129,8 +173,8 @@ def test_what_cannot_be_used_says_what_to_do(ref: ModelRef, text: str) -> None:
 def test_httpx2_is_not_imported_by_looking_at_the_models() -> None:
     code = (
         "import sys; from loopd.config import Config; from loopd.models import Catalogue;"
-        "c = Catalogue(Config(), {'OPENAI_API_KEY': 'k'}); c.rows(); c.resolve(c.default());"
-        "assert 'httpx2' not in sys.modules"
+        "c = Catalogue(Config(), {'OPENAI_API_KEY': 'k'}); c.rows(); c.default();"
+        "assert 'httpx2' not in sys.modules and 'loopd.models.openai_chat' not in sys.modules"
     )
     assert os.spawnl(os.P_WAIT, sys.executable, sys.executable, "-c", code) == 0
 

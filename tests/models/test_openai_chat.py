@@ -96,6 +96,13 @@ def test_the_limit_has_the_name_that_the_server_knows(url: str, name: str) -> No
     assert json.loads(bench.body(model, HELLO, max_output_tokens=3))[name] == 3
 
 
+@pytest.mark.parametrize(("asked", "sent"), [(None, 20), (3, 3), (99, 20)])
+def test_an_answer_is_never_longer_than_the_model_can_make_it(asked: int | None, sent: int) -> None:
+    able = bench.catalogue("http://10.0.0.1/v1", models=(ModelConfig(id="m", max_output=20),)).resolve(bench.M)
+    body = able._body(bench.request(able, HELLO, max_output_tokens=asked))  # type: ignore[attr-defined]
+    assert json.loads(body)["max_tokens"] == sent
+
+
 async def test_configured_headers_are_sent_and_win(provider: Provider) -> None:
     models = bench.catalogue(provider.url, headers={"Authorization": "Basic abcdefgh", "X-Team": "t"})
     provider.script = sends(delta(content="x"), STOP)

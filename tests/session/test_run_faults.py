@@ -26,7 +26,7 @@ def _raising(error: Exception, *, after: int) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("after", [0, 1, 3])
-@pytest.mark.parametrize("error", [ModelError("rate_limit", "too many"), ValueError("a bug"), OSError("a socket")])
+@pytest.mark.parametrize("error", [ModelError("auth", "no key"), ValueError("a bug"), OSError("a socket")])
 async def test_a_model_that_raises_leaves_prompt_timing_and_partial_text(  # I-2, P-4
     error: Exception, after: int, tmp_path: Path
 ) -> None:
@@ -35,7 +35,7 @@ async def test_a_model_that_raises_leaves_prompt_timing_and_partial_text(  # I-2
         opened = await wire.open(world)
         result = await wire.call("session/prompt", {"sessionId": opened["sessionId"], "content": "hi", "wait": True})
         assert (result["outcome"], result["saved"]) == ("error", True)
-        assert result["error"]["kind"] == ("rate_limit" if isinstance(error, ModelError) else "internal")
+        assert result["error"]["kind"] == ("auth" if isinstance(error, ModelError) else "internal")
         page = await wire.call("session/messages", {"sessionId": opened["sessionId"]})
         roles = [message["role"] for message in page["messages"]]
         assert roles == (["user", "assistant"] if after else ["user"])

@@ -133,7 +133,7 @@ async def test_a_failed_save_is_pending_until_a_flush_and_nothing_runs_again(tmp
 async def test_a_run_and_its_save_that_fail_both_give_one_error_with_both(tmp_path: Path) -> None:  # S-17
     async def fails(*_: Any) -> Any:
         await trio.lowlevel.checkpoint()
-        raise ModelError("overloaded", "come back later")
+        raise ModelError("provider", "come back later")
 
     disk = Breaking()
     async with running(tmp_path, model=PlayedModel([fails]), fs=disk) as world:
@@ -143,7 +143,7 @@ async def test_a_run_and_its_save_that_fail_both_give_one_error_with_both(tmp_pa
         run_id = await wire.prompt(opened["sessionId"])
         result = await wire.call("run/wait", {"runId": run_id})
         assert (result["outcome"], result["saved"]) == ("error", False)
-        assert [part["kind"] for part in result["error"]["errors"]] == ["overloaded", "save_failed"]
+        assert [part["kind"] for part in result["error"]["errors"]] == ["provider", "save_failed"]
         disk.error = None
         await wire.call("session/flush", {"sessionId": opened["sessionId"]})
         await wire.aclose()

@@ -39,7 +39,7 @@ async def _state(wire: Wire, opened: Any) -> Any:
 
 async def test_output_makes_a_session_unread_and_a_run_without_output_does_not(tmp_path: Path) -> None:  # S-8
     async def fails(*_: Any) -> Any:
-        raise ModelError("overloaded", "later")
+        raise ModelError("provider", "no")
 
     async with running(tmp_path, model=PlayedModel([fails, text("hi")])) as world:
         wire = await world.connect()

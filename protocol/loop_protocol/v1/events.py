@@ -94,6 +94,13 @@ class ToolExecutionEnd(Event, frozen=True, tag="tool_execution_end"):
     is_error: bool
 
 
+class RetryWait(Event, frozen=True, tag="retry_wait"):
+    """The model could not be asked for ``reason``, and will be again at ``until_at``; a stop ends the wait at once."""
+
+    until_at: int
+    reason: str
+
+
 class SessionChanged(Event, frozen=True, tag="session_changed", kw_only=True):
     """The session's small settings, all of them; an optional one that is missing is unset now."""
 
@@ -159,6 +166,7 @@ AnyEvent = (
     | ToolExecutionStart
     | ToolExecutionUpdate
     | ToolExecutionEnd
+    | RetryWait
     | SessionChanged
     | SessionSaved
     | SaveFailed

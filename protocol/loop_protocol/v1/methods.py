@@ -325,7 +325,8 @@ class SetPermissionResult(Wire, frozen=True):
 
 
 class ModelRow(Wire, frozen=True, kw_only=True):
-    """``usable`` false comes with the ``reason``. ``default``: what a new session gets."""
+    """``usable`` false comes with the ``reason``, and with ``keyEnv`` if it lacks the key that this variable of the
+    daemon's environment would hold. ``default``: what a new session gets. ``reasoning``: it takes an ``effort``."""
 
     provider: str
     id: str
@@ -335,6 +336,8 @@ class ModelRow(Wire, frozen=True, kw_only=True):
     reason: str | None = None
     context_window: int | None = None
     max_output: int | None = None
+    reasoning: bool = False
+    key_env: str | None = None
 
 
 class ModelListResult(Wire, frozen=True):
