@@ -22,8 +22,7 @@ from .places import place_of, workspace_key
 from .reading import HISTORY, read_metadata
 
 
-@dataclass(slots=True, frozen=True)
-class Row:
+class Row(Struct, frozen=True):
     path: str
     meta: Metadata
 
@@ -32,8 +31,7 @@ class Row:
         return self.meta.cwd
 
 
-@dataclass(slots=True, frozen=True)
-class Damaged:
+class Damaged(Struct, frozen=True):
     """``cwd`` is None where it could not be read."""
 
     path: str
@@ -41,16 +39,14 @@ class Damaged:
     cwd: str | None = None
 
 
-@dataclass(slots=True, frozen=True)
-class Legacy:
+class Legacy(Struct, frozen=True):
     """A session in one file of an earlier version; it migrates when it is opened explicitly (S-18)."""
 
     path: str
     cwd: str | None
 
 
-@dataclass(slots=True, frozen=True)
-class Unsupported:
+class Unsupported(Struct, frozen=True):
     cwd: str | None = None
 
 
@@ -70,8 +66,7 @@ class Listing:
 _SETTLED_NS = 100_000_000
 
 
-@dataclass(slots=True, frozen=True)
-class _Seen:
+class _Seen(Struct, frozen=True):
     key: tuple[int, int, int] | None
     found: Found | None
 
