@@ -2,8 +2,8 @@
 
 The last ``BENCH n=4 size=8 batch=32 gap=0 tool=`` in a request says: ``n`` deltas of ``size`` bytes, ``batch`` of them
 per write, or one every ``gap`` seconds; or first a call of ``bash`` with the command ``tool``. The first line of stdout
-is the port; then, per answer, when the first byte of the request was there and when the last one of the answer was
-handed over (CLOCK_MONOTONIC, the same for all processes of a machine). Ends with its stdin.
+is the port; then, per answer, when the first byte of the request was there and when the last write of the answer began
+(CLOCK_MONOTONIC, the same for all processes of a machine). Ends with its stdin.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def call(command: str) -> bytes:
 
 
 async def answer(body: bytes, writer: asyncio.StreamWriter) -> float:
-    """Write what the script says; answers when the last byte was handed over."""
+    """Write what the script says; answers when the last write began."""
     start = body.rfind(b"BENCH ")
     script = SCRIPT.match(body, start)
     if script is None:
@@ -65,9 +65,11 @@ async def answer(body: bytes, writer: asyncio.StreamWriter) -> float:
             await asyncio.sleep(max(0.0, due - time.monotonic()))
         writer.write(part)
         await writer.drain()
+    # Before the write: after it this process may be kept from running while the daemon goes on.
+    done = time.monotonic()
     writer.write(end("tool_calls" if calls else "stop"))
     await writer.drain()
-    return time.monotonic()
+    return done
 
 
 async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

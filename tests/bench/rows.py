@@ -19,6 +19,7 @@ class Row:
     cpu_ms: list[float] = field(default_factory=list)
     cpu_target_ms: float | None = None
     most: bool = False
+    pace_ms: float = 0.0
 
     @property
     def best(self) -> float:
@@ -43,7 +44,7 @@ class Row:
         targets = [f"{_number(self.target)} {self.unit}"] if self.target is not None else []
         targets += [f"CPU {_number(self.cpu_target_ms)} ms"] if self.cpu_target_ms is not None else []
         values = [f"{_number(self.best)} {self.unit}", f"{_number(median(self.samples))} {self.unit}"]
-        return [self.work, *values, cpu, ", ".join(targets), self.met]
+        return [self.work, *values, cpu, ", ".join(targets), self.met, _number(self.pace_ms)]
 
     def document(self) -> dict[str, Any]:
         return {
@@ -56,6 +57,7 @@ class Row:
             "target": self.target,
             "cpuTargetMs": self.cpu_target_ms,
             "met": self.met,
+            "paceMs": self.pace_ms,
         }
 
 
@@ -66,7 +68,7 @@ def _number(value: float) -> str:
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}".rstrip("0").rstrip(".") if value else "0"
 
 
-TITLES = ["work", "best", "median", "CPU ms: best, median", "target", "met"]
+TITLES = ["work", "best", "median", "CPU ms: best, median", "target", "met", "pace ms"]
 
 
 def head() -> str:

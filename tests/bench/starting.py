@@ -112,13 +112,13 @@ def memory(settings: Settings) -> Iterator[Row]:
 
 
 def tool(settings: Settings) -> Iterator[Row]:
-    """From `tool_execution_start` to `tool_execution_end` of `bash` with `true`"""
+    """A call of `bash` with `true`, from the answer that makes it to the request that has its result"""
     with World() as world, world.daemon(durable=False) as daemon, Talk(daemon, world.provider) as talk:
         opened = talk.open(os.path.realpath(world.workspace))
         runs = [talk.prompt(opened, script(tool="true"), requests=2) for _ in (0, 0, *settings.times(40))][2:]
     yield Row(
-        work="tool start to its result, `bash` with `true` (CPU: of the whole prompt)",
+        work="`bash` with `true`: last byte of the call to the next request (CPU: of the whole prompt)",
         unit="ms",
-        samples=[(run.came["tool_execution_end"] - run.came["tool_execution_start"]) * 1000 for run in runs],
+        samples=[run.between * 1000 for run in runs],
         cpu_ms=[run.cpu * 1000 for run in runs],
     )

@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from loop_protocol.v1.events import EventParams, RunSettled
+
 from .machine import PATIENCE, Daemon, Provider
 
 
@@ -15,13 +17,13 @@ def script(*, n: int = 4, size: int = 8, batch: int = 32, gap: float = 0, tool: 
 
 @dataclass(slots=True, frozen=True)
 class Prompted:
-    """Times in seconds: from sending it to the provider, from the provider's last byte to ``run_settled``; the daemon's
-    CPU; when each event type came first."""
+    """Times in seconds: from sending it to the provider, between the provider's first answer and the next request, from
+    the provider's last byte to ``run_settled``; the daemon's CPU."""
 
     before: float
+    between: float
     after: float
     cpu: float
-    came: dict[str, float]
 
 
 class Talk:
@@ -58,17 +60,18 @@ class Talk:
         """A whole run, in a session that is attached."""
         cpu = self._daemon.cpu()
         sent = self.start(opened, text)
-        came: dict[str, float] = {}
-        while "run_settled" not in came:
-            params = self.client.next_event(PATIENCE)
+        while not isinstance(params := self.client.next_event(PATIENCE), EventParams) or not isinstance(
+            params.event, RunSettled
+        ):
             if params is None:
                 raise TimeoutError("no event")
-            came.setdefault(str(params.event.__struct_config__.tag), time.monotonic())
-            if getattr(params.event, "outcome", "success") != "success":
-                raise RuntimeError(f"a run failed: {params.event}")
+        settled = time.monotonic()
+        if params.event.outcome != "success":
+            raise RuntimeError(f"a run failed: {params.event}")
         answers = self._provider.answers(requests)
         cpu = self._daemon.cpu() - cpu
-        return Prompted(answers[0]["asked"] - sent, came["run_settled"] - answers[-1]["done"], cpu, came)
+        between = answers[-1]["asked"] - answers[0]["done"]
+        return Prompted(answers[0]["asked"] - sent, between, settled - answers[-1]["done"], cpu)
 
     def settle(self, opened: Any, text: str) -> None:
         """A run of which only the end counts."""
