@@ -26,18 +26,15 @@ from loop_protocol.v1.types import (
 # --- what is said while it happens: shown to people, never history ----------------------------------------------------
 
 
-@dataclass(slots=True, frozen=True)
-class TextDelta:
+class TextDelta(msgspec.Struct, frozen=True):
     text: str
 
 
-@dataclass(slots=True, frozen=True)
-class ThinkingDelta:
+class ThinkingDelta(msgspec.Struct, frozen=True):
     text: str
 
 
-@dataclass(slots=True, frozen=True)
-class ToolCallDelta:
+class ToolCallDelta(msgspec.Struct, frozen=True):
     """A fragment of a call's arguments as JSON text."""
 
     id: str
@@ -48,19 +45,16 @@ class ToolCallDelta:
 Delta = TextDelta | ThinkingDelta | ToolCallDelta
 
 
-@dataclass(slots=True, frozen=True)
-class ToolStarted:
+class ToolStarted(msgspec.Struct, frozen=True):
     call: ToolCallBlock
 
 
-@dataclass(slots=True, frozen=True)
-class ToolOutput:
+class ToolOutput(msgspec.Struct, frozen=True):
     call_id: str
     text: str
 
 
-@dataclass(slots=True, frozen=True)
-class ToolEnded:
+class ToolEnded(msgspec.Struct, frozen=True):
     call_id: str
     is_error: bool
 
@@ -100,8 +94,7 @@ class ModelError(Exception):
         self.retry_after_s = retry_after_s
 
 
-@dataclass(slots=True, frozen=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True):
     """A model's finished answer: what becomes the assistant message. ``stop_reason`` is stop, toolUse or length."""
 
     content: list[AssistantBlock]
@@ -121,8 +114,7 @@ class ModelInput(Protocol):
         """The messages from the last user message on, decoded."""
 
 
-@dataclass(slots=True, frozen=True)
-class ToolSpec:
+class ToolSpec(msgspec.Struct, frozen=True):
     """A tool as it is declared to a model; ``parameters`` is a JSON schema object."""
 
     name: str
@@ -130,8 +122,7 @@ class ToolSpec:
     parameters: dict[str, Any]
 
 
-@dataclass(slots=True, frozen=True)
-class ModelRequest:
+class ModelRequest(msgspec.Struct, frozen=True):
     system: str
     input: ModelInput
     tools: Sequence[ToolSpec] = ()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import os.path
 from contextlib import suppress
+from functools import lru_cache
 
 from . import SessionLocked
 from .document import META
 from .fs import DIRECTORY, FileSystem, canonical, make_directories, sync_directory
 
 
+@lru_cache(256)  # a list asks for it session by session
 def workspace_key(workspace: str) -> str:
     return hashlib.sha256(os.fsencode(workspace)).hexdigest()[:24]
 

@@ -24,8 +24,9 @@ def read_metadata(fs: FileSystem, directory: int, *, path: str, id: str) -> tupl
     """Raises :class:`SessionMissing` where there is none."""
     with failing("read", path, then="try again"):
         try:
-            with _regular(fs, META, directory, path) as fd:
-                body = fs.read(fd, LIMIT + 1, 0)
+            with _regular(fs, META, directory, path) as (fd, size):
+                # As much as there is: a buffer of the limit's size is a seventh of what a list of sessions costs.
+                body = fs.read(fd, min(size, LIMIT) + 1, 0)
         except FileNotFoundError:
             raise SessionMissing(f"there is no session at {path}") from None
     if len(body) > LIMIT:
@@ -37,7 +38,7 @@ def read_history(fs: FileSystem, directory: int, committed: Committed, *, path: 
     """Every byte of the committed range counts: lines, records, pairing, counts, length and checksum (S-5, S-24)."""
     with failing("read", path, then="try again"):
         try:
-            with _regular(fs, HISTORY, directory, path) as fd:
+            with _regular(fs, HISTORY, directory, path) as (fd, _):
                 history = _read_range(fs, fd, committed, path)
         except FileNotFoundError:
             raise SessionMalformed(path, f"is missing; {committed.bytes} bytes of it are committed", 0) from None
@@ -52,12 +53,14 @@ def read_history(fs: FileSystem, directory: int, committed: Committed, *, path: 
 
 
 @contextmanager
-def _regular(fs: FileSystem, name: str, directory: int, path: str) -> Iterator[int]:
+def _regular(fs: FileSystem, name: str, directory: int, path: str) -> Iterator[tuple[int, int]]:
+    """Its descriptor and its size."""
     try:
         with opened(fs, name, READ, dir_fd=directory) as fd:
-            if not stat.S_ISREG(fs.fstat(fd).st_mode):
+            of = fs.fstat(fd)
+            if not stat.S_ISREG(of.st_mode):
                 raise SessionMalformed(path, "is no regular file")
-            yield fd
+            yield fd, of.st_size
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
