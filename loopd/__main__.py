@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -18,7 +19,7 @@ from .agent.tools.process import become_subreaper
 from .concealment import conceal_environment
 from .config import Config, ConfigError, load
 from .core.timings import Clock
-from .daemon import Daemon
+from .daemon import ENDING, Daemon
 from .models import Catalogue
 from .server import CannotServe, Listener, inherited, listen
 from .services import Services
@@ -54,16 +55,18 @@ def main(
 ) -> None:
     """The session daemon: serves in the foreground until it gets a TERM or is drained."""
     umask = os.umask(0o077)
+    # Until the daemon listens to them: killed in between it would leave its socket behind.
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
         settings = load(config)
         _log_to(log_file, settings.daemon.log_level)
         sockets = systemd.listen_fds()
-        listener = inherited(sockets[0]) if sockets else listen(_absolute(socket) or paths.socket_path(os.environ))
+        listener = inherited(sockets[0]) if sockets else listen(_absolute(socket or paths.socket_path(os.environ)))
         services = services_for(
             settings,
-            data_dir=_absolute(data_dir) or paths.data_dir(os.environ),
+            data_dir=_absolute(data_dir or paths.data_dir(os.environ)),
             umask=umask,
-            rescue_dir=_absolute(rescue_dir),
+            rescue_dir=_absolute(rescue_dir) if rescue_dir else None,
         )
     except (ConfigError, ValueError) as error:
         _fail(str(error), EX_CONFIG)
@@ -119,8 +122,18 @@ def _log_to(path: str | None, level: str) -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
-def _absolute(path: str | None) -> str | None:
-    return os.path.abspath(path) if path else None
+def _absolute(path: str) -> str:
+    if not _is_utf8(path):
+        raise ValueError(f"{os.fsencode(path)!r} is not UTF-8, and the protocol has to name it; choose another path")
+    return os.path.abspath(path)
+
+
+def _is_utf8(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _fail(text: str, code: int) -> None:

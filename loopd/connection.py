@@ -149,6 +149,7 @@ class Connection:
             return
         try:
             outcome = self._decide(request, in_batch=in_batch)
+            body = b"" if callable(outcome) else jsonrpc.result_body(request.id, outcome)
         except BadMessage as bad:
             answer(jsonrpc.error_body(None, bad.error))
         except Exception as error:  # boundary: request; translated once, here
@@ -157,7 +158,7 @@ class Connection:
             if callable(outcome):
                 self._wait(request, outcome, answer)
             else:
-                answer(jsonrpc.result_body(request.id, outcome))
+                answer(body)
 
     def _decide(self, request: Request, *, in_batch: bool) -> Any:
         method = METHODS.get(request.method)

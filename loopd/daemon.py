@@ -27,6 +27,7 @@ from .session import Session
 from .storage import StorageError
 
 EXIT_RESCUED = 75
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # Of the deadline of a TERM this much is for stopping, saving and rescuing: it holds also when nothing goes well (D-4).
 STOPPING_S = 2.0
 RETRY_S = 0.25
@@ -107,7 +108,9 @@ class Daemon:
         return [runtime.session for runtime in self.runtimes.by_id.values()]
 
     async def _signals(self, live: trio.Nursery, task_status: trio.TaskStatus[None]) -> None:
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as received:
+        with trio.open_signal_receiver(*ENDING) as received:
+            # Blocked since before the socket was made: one that came meanwhile is received here.
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
             task_status.started()
             async for number in received:
                 log.info("%s: draining", signal.Signals(number).name)

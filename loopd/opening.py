@@ -9,21 +9,33 @@ from functools import partial
 
 import trio
 
+from loop_protocol.v1.methods import RuntimeOpenParams
 from loop_protocol.v1.types import ModelRef, Permission, SessionKind
 
 from .core.history import History
+from .core.inputs import Invalid
 from .event_log import EventLog
 from .services import Services
-from .session import Session, SessionLog, restored
+from .session import Place, Session, SessionLog, restored
 from .storage import Store, files
-from .storage.document import first_metadata
+from .storage.document import META, first_metadata
 from .storage.memory import MemoryStore
+from .storage.places import place_of
 
 # The threads here are abandoned on cancellation, which comes only when the daemon ends and a disk does not answer.
 
 
 class CwdMissing(Exception):
     """The directory of a session does not exist (S-5)."""
+
+
+@dataclass(slots=True, frozen=True)
+class Wanted:
+    """What an opening names, links resolved: the workspace, the session's directory, the directory of sessions."""
+
+    cwd: str
+    directory: str | None
+    session_dir: str | None
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -50,10 +62,10 @@ class Opening:
                     created_at=self.services.clock.now_ms(),
                 )
             )
-        else:
-            store = await trio.to_thread.run_sync(self._create, abandon_on_cancel=True)
-            self.services.catalog.note(self.cwd, store.meta.updated_at)
-        return await self._serve(store, History(), "memory" if in_memory else "persistent")
+            return await self._serve(store, History(), "memory", None)
+        store, place = await trio.to_thread.run_sync(self._create, abandon_on_cancel=True)
+        self.services.catalog.note(self.cwd, store.meta.updated_at)
+        return await self._serve(store, History(), "persistent", place)
 
     async def most_recent(self) -> str | None:
         newest = self.services.catalog.most_recent
@@ -61,12 +73,12 @@ class Opening:
 
     async def load(self, path: str) -> Session:
         """Raises what opening a file raises, and :class:`CwdMissing`."""
-        store, history = await trio.to_thread.run_sync(self._open, path, abandon_on_cancel=True)
-        return await self._serve(store, history, "persistent")
+        store, history, place = await trio.to_thread.run_sync(self._open, path, abandon_on_cancel=True)
+        return await self._serve(store, history, "persistent", place)
 
-    def _create(self) -> Store:
+    def _create(self) -> tuple[Store, Place]:
         services, now = self.services, self.services.clock.now_ms()
-        return files.create(
+        store = files.create(
             services.fs,
             services.data_dir,
             meta_id=str(uuid.uuid4()),
@@ -78,17 +90,26 @@ class Opening:
             session_dir=self.session_dir,
             durable=services.durable,
         )
+        return store, self._place(store)
 
-    def _open(self, path: str) -> tuple[Store, History]:
+    def _open(self, path: str) -> tuple[Store, History, Place]:
         store, history = files.open_session(self.services.fs, path, durable=self.services.durable)
         if not os.path.isdir(store.meta.cwd):
             store.close()
             raise CwdMissing(f"{store.meta.cwd}, the directory of this session, does not exist any more")
-        place = os.path.dirname(os.path.dirname(path))
-        self.services.catalog.highest(store.meta.cwd, place)
-        return store, history
+        place = self._place(store)
+        self.services.catalog.highest(store.meta.cwd, place.session_dir)
+        return store, history, place
 
-    async def _serve(self, store: Store, history: History, kind: SessionKind) -> Session:
+    def _place(self, store: Store) -> Place:
+        """Resolved once and in a thread: a path may lead to a disk that hangs."""
+        assert store.path is not None
+        directory = os.path.realpath(os.path.dirname(store.path))
+        parent = os.path.dirname(directory)
+        usual = os.path.realpath(place_of(self.services.data_dir, store.meta.cwd))
+        return Place(directory, None if parent == usual else parent)
+
+    async def _serve(self, store: Store, history: History, kind: SessionKind, place: Place | None) -> Session:
         core = restored(
             store.meta,
             history,
@@ -98,26 +119,39 @@ class Opening:
             runtime_id=self.events.runtime_id,
             announce=SessionLog(self.events, store.meta.id),
         )
-        session = Session(core, store, self.services, self.events, self.env)
+        session = Session(core, store, self.services, self.events, self.env, place)
         await self.live.start(partial(session.serve))
         return session
 
 
-def resolved(path: str) -> str:
-    return os.path.realpath(path)
+async def wanted_places(params: RuntimeOpenParams) -> Wanted:
+    """The same workspace and session however they are spelled (K-11). Raises :class:`CwdMissing` and ``Invalid``."""
 
-
-def place_of(path: str) -> str:
-    """The session directory of a ``meta.json``, however it is spelled; the file itself must not be a link."""
-    return resolved(os.path.dirname(path))
-
-
-async def canonical(cwd: str) -> str:
-    """The workspace that ``cwd`` names, however it is spelled (K-11)."""
-
-    def resolve() -> str:
-        if not os.path.isdir(cwd):
-            raise CwdMissing(f"{cwd} is no directory")
-        return os.path.realpath(cwd)
+    def resolve() -> Wanted:
+        if not os.path.isdir(params.cwd):
+            raise CwdMissing(f"{params.cwd} is no directory")
+        cwd, own = os.path.realpath(params.cwd), params.session.session_dir
+        if not _is_utf8(cwd):
+            raise Invalid("the directory's real name is not UTF-8, which no session can hold", "cwd")
+        directory = _directory(params.session.path) if params.session.path else None
+        return Wanted(cwd, directory, os.path.realpath(own) if own else None)
 
     return await trio.to_thread.run_sync(resolve, abandon_on_cancel=True)
+
+
+async def directory_of(path: str) -> str | None:
+    """The directory of the session whose ``meta.json`` that is, None where the path is no such file's."""
+    return await trio.to_thread.run_sync(_directory, path, abandon_on_cancel=True)
+
+
+def _directory(path: str) -> str | None:
+    # Its directory may be spelled in any way; the file itself must not be a link.
+    return os.path.realpath(os.path.dirname(path)) if os.path.basename(path) == META else None
+
+
+def _is_utf8(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -5,25 +5,26 @@ from __future__ import annotations
 import os
 import uuid
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, TypeVar, assert_never
+from typing import Any, TypeVar
 
 import trio
 
 from loop_protocol.v1 import events as ev
-from loop_protocol.v1.methods import OpenSession, RuntimeOpenParams, RuntimeRow
+from loop_protocol.v1.methods import RuntimeOpenParams, RuntimeRow
 
 from .agent.tools.environment import tool_environment
 from .core.guards import Operation
 from .core.inputs import Invalid
 from .event_log import EventLog, Pump
 from .job import Job
-from .opening import Opening, canonical, place_of, resolved
+from .opening import Opening, Wanted, directory_of, wanted_places
 from .run import Run
 from .services import Services
-from .session import Session
-from .storage import SessionLocked
+from .session import Session, nobody
+from .storage import StorageError
 
 REMEMBERED_RUNS = 256
 T = TypeVar("T")
@@ -71,7 +72,7 @@ class Runtimes:
         self.by_id: dict[str, Runtime] = {}
         self.runs: OrderedDict[str, Run] = OrderedDict()
         self._live = live
-        self._opening: dict[str, trio.Event] = {}
+        self._turns: dict[tuple[str, str], trio.Event] = {}
         self._performing: set[trio.CancelScope] = set()
 
     # --- looking up ---------------------------------------------------------------------------------------------------
@@ -88,11 +89,11 @@ class Runtimes:
                 return runtime.session
         raise Declined("session_not_found", f"no open session {session_id}; runtime/open opens one")
 
-    def at(self, path: str) -> Runtime | None:
-        """The runtime whose current session is that file."""
-        place = place_of(path)
+    def at(self, directory: str | None) -> Runtime | None:
+        """The runtime whose current session is in that directory, as ``opening.directory_of`` resolved it."""
         for runtime in self.by_id.values():
-            if runtime.session.core.path and place_of(runtime.session.core.path) == place:
+            place = runtime.session.place
+            if place is not None and place.directory == directory:
                 return runtime
         return None
 
@@ -137,34 +138,44 @@ class Runtimes:
         """The runtime, and whether it was made. Openings of one workspace come one after the other: of ten clients
         that start at once one creates the session and nine find it."""
         if self.services.draining:
-            raise Declined("draining", "the daemon is shutting down and takes no new work")
-        cwd = await canonical(params.cwd)
+            raise Declined("draining", "the daemon is draining and takes no new work")
         _check_session(params)
-        while cwd in self._opening:
-            await self._opening[cwd].wait()
-        self._opening[cwd] = opened = trio.Event()
-        try:
-            default = None if params.runtime_id == "new" else self.default_of(cwd)
+        wanted = await wanted_places(params)
+        async with self._turn(("workspace", wanted.cwd)):
+            default = None if params.runtime_id == "new" else await self._lasting_default(wanted.cwd)
             if default is not None:
-                return self._join(default, params), False
-            return await self._create(params, cwd), True
-        finally:
-            del self._opening[cwd]
-            opened.set()
+                return self._join(default, params, wanted), False
+            return await self._create(params, wanted), True
 
-    def _join(self, runtime: Runtime, params: RuntimeOpenParams) -> Runtime:
-        core, asked = runtime.session.core, params.session
+    @asynccontextmanager
+    async def _turn(self, key: tuple[str, str]) -> AsyncIterator[None]:
+        while key in self._turns:
+            await self._turns[key].wait()
+        self._turns[key] = over = trio.Event()
+        try:
+            yield
+        finally:
+            del self._turns[key]
+            over.set()
+
+    async def _lasting_default(self, cwd: str) -> Runtime | None:
+        """The workspace's runtime; one that is being disposed is none, unless its last save fails and it stays."""
+        while (default := self.default_of(cwd)) and (disposal := default.session.disposal):
+            await disposal.settled()
+        return default
+
+    def _join(self, runtime: Runtime, params: RuntimeOpenParams, wanted: Wanted) -> Runtime:
+        session, asked = runtime.session, params.session
+        core, place = session.core, session.place
         if asked.kind == "open" and asked.path is not None:
-            elsewhere = self.at(asked.path)
+            elsewhere = self.at(wanted.directory)
             if elsewhere is None:
                 raise _conflict(runtime, "this workspace has another session open")
             if elsewhere is not runtime:
                 raise _locked(asked.path, elsewhere)
         elif asked.kind != "continue":
             raise _conflict(runtime, "this workspace has an open session")
-        if asked.session_dir and (
-            core.path is None or os.path.dirname(place_of(core.path)) != resolved(asked.session_dir)
-        ):
+        if wanted.session_dir and (place is None or os.path.dirname(place.directory) != wanted.session_dir):
             raise _conflict(runtime, "the open session is not in that sessionDir")
         if params.model not in (None, core.model):
             raise _conflict(runtime, f"the open session uses {core.model}; session/setModel changes it")
@@ -172,58 +183,41 @@ class Runtimes:
             raise _conflict(runtime, f"the open session has {core.permission}; session/setPermission changes it")
         return runtime
 
-    async def _create(self, params: RuntimeOpenParams, cwd: str) -> Runtime:
+    async def _create(self, params: RuntimeOpenParams, wanted: Wanted) -> Runtime:
+        services, asked = self.services, params.session
         if params.model is not None:
-            self.services.models.resolve(params.model)
-        runtime_id, default = str(uuid.uuid4()), params.runtime_id != "new"
-        events = EventLog(runtime_id, clock=self.services.clock, wake=self.pump.wake)
+            services.models.resolve(params.model)
+        events = EventLog(str(uuid.uuid4()), clock=services.clock, wake=self.pump.wake)
         opening = self._opening_for(
             events,
-            env=tool_environment(
-                params.env, daemon_env=self.services.environ, extra_names=self.services.config.tools.env
-            ),
-            cwd=cwd,
-            model=params.model or self.services.models.default(),
-            permission=params.permission or self.services.config.default.permission,
-            session_dir=params.session.session_dir,
+            env=tool_environment(params.env, daemon_env=services.environ, extra_names=services.config.tools.env),
+            cwd=wanted.cwd,
+            model=params.model or services.models.default(),
+            permission=params.permission or services.config.default.permission,
+            session_dir=asked.session_dir,
         )
-        session = await self._session_for(params.session, opening)
+        path = await opening.most_recent() if asked.kind == "continue" else asked.path
+        default = params.runtime_id != "new"
+        if path is None:
+            return await self._seat(await opening.new(in_memory=asked.kind == "memory"), default=default)
+        directory = await directory_of(path)
+        async with self._turn(("session", directory or path)):
+            if elsewhere := self.at(directory):
+                raise _locked(path, elsewhere)
+            return await self._seat(await opening.load(path), default=default)
+
+    async def _seat(self, session: Session, *, default: bool) -> Runtime:
         if default and (other := self.default_of(session.core.cwd)):
             session.end(None)
             await session.ended.wait()
             raise _conflict(other, f"{session.core.cwd} has another session open")
-        runtime = Runtime(runtime_id, events, session, default=default)
-        self.by_id[runtime_id] = runtime
+        runtime = Runtime(session.events.runtime_id, session.events, session, default=default)
+        self.by_id[runtime.id] = runtime
         session.on_fault = partial(self._forget, runtime)
         return runtime
 
     def _opening_for(self, events: EventLog, **facts: Any) -> Opening:
         return Opening(services=self.services, live=self._live, events=events, **facts)
-
-    async def _session_for(self, asked: OpenSession, opening: Opening) -> Session:
-        match asked.kind:
-            case "open":
-                assert asked.path is not None
-                return await self._load(asked.path, opening)
-            case "continue":
-                recent = await opening.most_recent()
-                return await (self._load(recent, opening) if recent else opening.new())
-            case "new":
-                return await opening.new()
-            case "memory":
-                return await opening.new(in_memory=True)
-            case _:
-                assert_never(asked.kind)
-
-    async def _load(self, path: str, opening: Opening) -> Session:
-        if elsewhere := self.at(path):
-            raise _locked(path, elsewhere)
-        try:
-            return await opening.load(path)
-        except SessionLocked:
-            if elsewhere := self.at(path):  # another client of ours was faster
-                raise _locked(path, elsewhere) from None
-            raise
 
     # --- replacing and disposing --------------------------------------------------------------------------------------
 
@@ -235,9 +229,6 @@ class Runtimes:
     async def _replace(self, runtime: Runtime, old: Session) -> Session:
         """In the order of R-4; a failed preparation leaves the old session in place (R-3)."""
         core = old.core
-        session_dir = None
-        if core.path and not core.path.startswith(os.path.join(self.services.data_dir, "")):
-            session_dir = os.path.dirname(os.path.dirname(core.path))
         opening = self._opening_for(
             runtime.events,
             env=old.env,
@@ -245,23 +236,39 @@ class Runtimes:
             model=core.model,
             # What the config says, not what the old session had: a new one never inherits more.
             permission=self.services.config.default.permission,
-            session_dir=session_dir,
+            session_dir=old.place.session_dir if old.place else None,
         )
         new = await opening.new(in_memory=core.kind == "memory")
         new.on_fault = partial(self._forget, runtime)
         runtime.session = new
         runtime.events.publish(new.core.id, ev.SessionReplaced(core.id, new.core.state()))
         runtime.events.end_unfollowing()
+        old.on_fault = nobody
         old.end(None)
         return new
 
-    async def dispose(self, runtime: Runtime) -> None:
-        """R-6. Raises ``StorageError`` when the stopped run's save fails: then everything stays open."""
-        await runtime.session.dispose()
+    def dispose(self, runtime: Runtime) -> Job[None]:
+        """R-6. Raises ``Refused`` at once; from here on nothing else takes the session. A second disposal is the first
+        one. The job fails with ``StorageError`` when the stopped run's save fails: then everything stays open."""
+        session = runtime.session
+        session.require(Operation.DISPOSE)
+        if session.disposal is None:
+            session.core.disposing = True
+            session.disposal = self.start(partial(self._dispose, runtime, session))
+        return session.disposal
+
+    async def _dispose(self, runtime: Runtime, session: Session) -> None:
+        try:
+            await session.dispose()
+        except StorageError:
+            session.core.disposing, session.disposal = False, None
+            raise
         self._forget(runtime)
 
     def _forget(self, runtime: Runtime, _: Session | None = None) -> None:
+        """The references are cut: a closed session with a large history must not wait for the garbage collector."""
         self.by_id.pop(runtime.id, None)
+        runtime.session.on_fault = nobody
         runtime.events.close()
 
 

@@ -19,5 +19,11 @@ class SavedSession:
 
     async def read(self) -> SessionCore:
         """Its state as of the last commit. Raises what opening raises, except that a lock does not matter."""
-        meta, history = await trio.to_thread.run_sync(files.read_session, self._services.fs, self.path)
+        meta, history = await trio.to_thread.run_sync(
+            files.read_session,
+            self._services.fs,
+            self.path,
+            abandon_on_cancel=True,  # it only reads, and the disk may hang
+            limiter=self._services.reading,
+        )
         return restored(meta, history, kind="persistent", path=self.path, clock=self._services.clock)

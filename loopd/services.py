@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import trio
+
 from .agent import Tool
 from .config import Config
 from .core.timings import Clock
@@ -26,6 +28,8 @@ class Services:
     data_dir: str
     rescue_roots: Sequence[str]
     environ: dict[str, str]
+    # A whole history is in memory while it is read: not all of 64 requests at once.
+    reading: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(2))
     draining: bool = False
     counters: dict[str, int] = field(default_factory=dict)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import trio
@@ -76,18 +77,38 @@ def restored(
     )
 
 
+@dataclass(slots=True, frozen=True)
+class Place:
+    """Where a session is kept, links resolved; ``session_dir`` where that is not the usual place of its workspace."""
+
+    directory: str
+    session_dir: str | None
+
+
+def nobody(_: Session) -> None:
+    """Has nothing to do with a fault."""
+
+
 class Session:
     """``serve`` is its life; ``ended`` is set when its lock is released."""
 
     def __init__(
-        self, core: SessionCore, store: Store, services: Services, events: EventLog, env: dict[str, str]
+        self,
+        core: SessionCore,
+        store: Store,
+        services: Services,
+        events: EventLog,
+        env: dict[str, str],
+        place: Place | None,
     ) -> None:
         self.core = core
         self.events = events
         self.env = env
+        self.place = place
+        self.disposal: Job[None] | None = None
         self.run: Run | None = None
         self.ended = trio.Event()
-        self.on_fault: Callable[[Session], None] = lambda _: None
+        self.on_fault: Callable[[Session], None] = nobody
         self.saving = Saving(core, store, services)
         self._services = services
         self._conversation = Conversation(core)
@@ -134,17 +155,13 @@ class Session:
 
     async def dispose(self) -> None:
         """Stop and await what goes on, then close. Raises ``StorageError`` and stays open if the save fails (R-6)."""
-        self.core.disposing = True
-        try:
-            if self.run:
-                self.run.stop()
-            await self.quiet()
-            if self.core.unsaved is not None:
-                raise StorageError(self.core.unsaved)
-            if not self.core.closed:
-                self.end("disposed")
-        finally:
-            self.core.disposing = False
+        if self.run:
+            self.run.stop()
+        await self.quiet()
+        if self.core.unsaved is not None:
+            raise StorageError(self.core.unsaved)
+        if not self.core.closed:
+            self.end("disposed")
         await self.ended.wait()
 
     async def quiet(self) -> None:
@@ -204,13 +221,13 @@ class Session:
     def prompt(self, message: UserMessage, *, request_id: str | None, digest: str | None) -> Run:
         """Accept: from here on the prompt is kept. No await, and no event before the reply is queued (D-2)."""
         self.run = run = Run(self.core.begin_run(message, request_id=request_id, digest=digest))
-        self.nursery.start_soon(self._run, run)
+        self.nursery.start_soon(self._run, run, message)
         return run
 
-    async def _run(self, run: Run) -> None:
+    async def _run(self, run: Run, message: UserMessage) -> None:
         with trio.CancelScope(shield=True):
             try:
-                self.core.announce_run(run.state)
+                self.core.announce_run(run.state, message)
                 error = await generate(run, self.core, self._conversation, self._services, self.env)
                 self.core.complete_run(run.state, error)
                 await self.saving.save()

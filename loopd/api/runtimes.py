@@ -9,7 +9,6 @@ from typing import Any
 from loop_protocol.v1 import methods as m
 from loop_protocol.v1.errors import RpcError
 
-from ..core.guards import Operation
 from ..runtime import Runtime
 from .call import Call
 
@@ -48,8 +47,7 @@ def runtime_new_session(call: Call, params: m.RuntimeParams) -> Callable[[], Awa
 
 def runtime_dispose(call: Call, params: m.RuntimeParams) -> Callable[[], Awaitable[m.Nothing]]:
     runtime = call.runtimes.runtime(params.runtime_id)
-    runtime.session.require(Operation.DISPOSE)
-    job = call.runtimes.start(partial(call.runtimes.dispose, runtime))
+    job = call.runtimes.dispose(runtime)
 
     async def disposed() -> m.Nothing:
         await job.wait()

@@ -16,6 +16,7 @@ from loop_protocol.v1.types import DamagedSession, RunResult, SessionRow, Sessio
 from ..core import inputs
 from ..core.guards import Operation
 from ..core.history import LINE, History, encode
+from ..opening import directory_of
 from ..run import Run
 from ..runtime import Declined
 from ..saved import SavedSession
@@ -66,12 +67,13 @@ def _row(row: Row, *, live: bool) -> SessionRow:
 
 
 def session_state(call: Call, params: m.SessionOrPathParams) -> SessionState | Callable[[], Awaitable[SessionState]]:
-    found = _open_or_saved(call, params.session_id, params.path)
-    if isinstance(found, Session):
-        return found.state()
+    _require_one(params.session_id, params.path)
+    if params.session_id is not None:
+        return call.runtimes.session(params.session_id).state()
 
     async def read() -> SessionState:
-        return (await found.read()).state()
+        found = await _at(call, params.path)
+        return found.state() if isinstance(found, Session) else (await found.read()).state()
 
     return read
 
@@ -79,24 +81,27 @@ def session_state(call: Call, params: m.SessionOrPathParams) -> SessionState | C
 def session_messages(
     call: Call, params: m.MessagesParams
 ) -> m.MessagesResult | Callable[[], Awaitable[m.MessagesResult]]:
-    found = _open_or_saved(call, params.session_id, params.path)
-    if isinstance(found, Session):
-        return _page(found.core.history, found.core.committed, params)
+    _require_one(params.session_id, params.path)
+    if params.session_id is not None:
+        core = call.runtimes.session(params.session_id).core
+        return _page(core.history, core.committed, params)
 
     async def read() -> m.MessagesResult:
-        core = await found.read()
+        found = await _at(call, params.path)
+        core = found.core if isinstance(found, Session) else await found.read()
         return _page(core.history, core.committed, params)
 
     return read
 
 
-def _open_or_saved(call: Call, session_id: str | None, path: str | None) -> Session | SavedSession:
+def _require_one(session_id: str | None, path: str | None) -> None:
     if (session_id is None) == (path is None):
         raise RpcError("invalid_params", "exactly one of sessionId and path - at `$.sessionId`")
-    if session_id is not None:
-        return call.runtimes.session(session_id)
+
+
+async def _at(call: Call, path: str | None) -> Session | SavedSession:
     assert path is not None
-    runtime = call.runtimes.at(path)
+    runtime = call.runtimes.at(await directory_of(path))
     return runtime.session if runtime else SavedSession(path, call.daemon.services)
 
 
@@ -155,8 +160,10 @@ def _run(call: Call, run_id: str) -> Run | RunResult:
         return run
     for runtime in call.runtimes.by_id.values():
         core = runtime.session.core
+        if core.last_run is not None and core.last_run.run_id == run_id:
+            return core.last_run
         if record := core.history.runs.get(run_id):
-            return record.result(saved=core.unsaved is None)
+            return record.result(saved=True)  # only the last one can be unsaved
     raise Declined("run_not_found", f"no run {run_id}; the last 256 are remembered, and those of open sessions")
 
 

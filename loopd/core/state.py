@@ -42,7 +42,6 @@ class RunState:
     id: str
     operation: Operation
     watch: Stopwatch
-    user_message: UserMessage
     request_id: str | None = None
     digest: str | None = None
     generating: bool = True
@@ -73,7 +72,7 @@ class SessionCore:
     slot: Operation | None = None
     disposing: bool = False
     run: RunState | None = None
-    last_run: RunResult | None = None
+    settled: RunState | None = None
     closed: bool = False
     unsaved: str | None = None
     transcript: Transcript = field(init=False)
@@ -128,14 +127,14 @@ class SessionCore:
         self.history.append(message)
         run_id = str(uuid.uuid4())
         watch = begin(self.clock, id=run_id, user_message_index=message.index, message_start_index=message.index)
-        self.run = RunState(run_id, Operation.PROMPT, watch, message, request_id, digest)
+        self.run = RunState(run_id, Operation.PROMPT, watch, request_id, digest)
         self.slot = Operation.PROMPT
         return self.run
 
-    def announce_run(self, run: RunState) -> None:
+    def announce_run(self, run: RunState, message: UserMessage) -> None:
         self.announce.publish(ev.RunStarted(run.id, run.operation.value))
         self.announce.publish(ev.PromptTimingEvent(run.watch.timing))
-        self.transcript.announce_message(run.user_message)
+        self.transcript.announce_message(message)
 
     def complete_run(self, run: RunState, error: ErrorInfo | None) -> None:
         """Generation has ended: keep what was visible, answer open calls, finish the timing. No await in it."""
@@ -164,7 +163,7 @@ class SessionCore:
         result = record.result(saved=self.unsaved is None)
         if self.unsaved is not None:
             result = replace(result, error=with_save_error(record.error, self.unsaved))
-        run.result = self.last_run = result
+        run.result, self.settled = result, run
         self.run, self.slot = None, None
         self.announce.publish(
             ev.RunSettled(run_id=run.id, outcome=result.outcome, saved=result.saved, error=result.error)
@@ -177,9 +176,13 @@ class SessionCore:
         self.transcript.answer_open_calls()
         error = ErrorInfo("internal", "a fault in the daemon ended the run; its log has the details")
         outcome: Outcome = "cancelled" if run.stop_requested else "error"
-        run.result = self.last_run = RunResult(run_id=run.id, outcome=outcome, saved=False, error=error)
+        run.result, self.settled = RunResult(run_id=run.id, outcome=outcome, saved=False, error=error), run
         self.run, self.slot = None, None
         self.announce.publish(ev.RunSettled(run_id=run.id, outcome=outcome, saved=False, error=error))
+
+    @property
+    def last_run(self) -> RunResult | None:
+        return self.settled.result if self.settled else None
 
     # --- saving, settings, closing ------------------------------------------------------------------------------------
 
@@ -191,6 +194,8 @@ class SessionCore:
     def complete_save(self, *, messages: int, user_messages: int, updated_at: int, unread: bool) -> None:
         self.committed, self.committed_user = messages, user_messages
         self.updated_at, self.unread, self.unsaved = updated_at, unread, None
+        if self.settled is not None and (result := self.settled.result) is not None and not result.saved:
+            self.settled.result = result.once_saved()
         self.announce.publish(ev.SessionSaved(messages, user_messages, updated_at, unread))
 
     def fail_save(self, reason: str) -> None:

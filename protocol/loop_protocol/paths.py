@@ -78,6 +78,8 @@ def private_directory(path: str) -> None:
         raise PathProblem(f"{path} is not a directory: remove it, or use another place")
     if found.st_uid not in ((os.getuid(),) if fallback else (os.getuid(), 0)):
         raise PathProblem(f"{path} belongs to user {found.st_uid}: use a place of your own")
+    if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
+        raise PathProblem(f"others may write into {path}, and put a socket of theirs there: run `chmod go-w {path}`")
     if fallback and found.st_mode & 0o077:
         raise PathProblem(f"{path} is open to other users: run `chmod 700 {path}` if it is yours")
 

@@ -78,7 +78,8 @@ def fold(state: SessionState, params: EventParams) -> SessionState:
         case SessionChanged():
             return replace(state, **_fields(event))
         case SessionSaved():
-            return replace(state, has_pending_save=False, save_error=None, **_fields(event))
+            last = state.last_run.once_saved() if state.last_run and not state.last_run.saved else state.last_run
+            return replace(state, has_pending_save=False, save_error=None, last_run=last, **_fields(event))
         case SaveFailed():
             return replace(state, has_pending_save=True, save_error=event.reason)
         case RunSettled():

@@ -349,7 +349,7 @@ class ModelListResult(Wire, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """``starts_work``: its reply would come after its own events in a batch, so it may not stand in one."""
+    """``starts_work``: in a batch its reply would come after the events that it starts, so it may not stand in one."""
 
     name: str
     params: type
@@ -367,7 +367,13 @@ _TABLE = (
     Method("runtime/list", NoParams, RuntimeListResult, "the open runtimes"),
     Method("runtime/newSession", RuntimeParams, ReplaceResult, "replace the session by an empty one"),
     Method("runtime/dispose", RuntimeParams, Nothing, "stop and await the run, close the session, release the runtime"),
-    Method("runtime/attach", AttachParams, AttachResult, "events from here on, after a snapshot or what was missed"),
+    Method(
+        "runtime/attach",
+        AttachParams,
+        AttachResult,
+        "events from here on, after a snapshot or what was missed",
+        starts_work=True,
+    ),
     Method("runtime/detach", RuntimeParams, Nothing, "no more events of this runtime on this connection"),
     Method("session/list", SessionListParams, SessionListResult, "saved sessions, newest first, from metadata only"),
     Method("session/state", SessionOrPathParams, SessionState, "a snapshot of one session"),

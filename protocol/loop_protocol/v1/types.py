@@ -157,6 +157,11 @@ class RunResult(Wire, frozen=True, kw_only=True):
     saved: bool
     error: ErrorInfo | None = None
 
+    def once_saved(self) -> RunResult:
+        """The same after a flush: what is left of the error is the run's own."""
+        parts = self.error.errors if self.error and self.error.errors else []
+        return RunResult(run_id=self.run_id, outcome=self.outcome, saved=True, error=parts[0] if parts else None)
+
 
 class Draft(Wire, frozen=True):
     """The assistant message being streamed. It is not history (S-11)."""
