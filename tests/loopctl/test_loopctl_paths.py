@@ -94,3 +94,16 @@ def test_a_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:  # D-6
     os.chown(theirs, 12345, 12345)
     with pytest.raises(paths.PathProblem, match="belongs to user 12345"):
         paths.private_directory(str(theirs))
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o722])
+def test_a_directory_that_others_may_write_into_is_refused(tmp_path: Path, mode: int) -> None:  # D-6
+    place = tmp_path / "open"
+    place.mkdir()
+    place.chmod(mode)
+    with pytest.raises(paths.PathProblem, match="others may write into"):
+        paths.private_directory(str(place))
+    place.chmod(0o1777)  # as /tmp: nobody can replace what is somebody else's
+    paths.private_directory(str(place))
+    place.chmod(0o755)
+    paths.private_directory(str(place))

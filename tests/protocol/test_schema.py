@@ -59,7 +59,10 @@ def test_a_readme_without_its_markers_is_not_passed_over(checkout: pathlib.Path)
 def test_every_method_event_and_error_is_in_the_document() -> None:
     document = schema.document()
     assert list(document["methods"]) == list(METHODS)
-    assert [name for name, about in document["methods"].items() if about["startsWork"]] == ["runtime/attach", "session/prompt"]
+    assert [name for name, about in document["methods"].items() if about["startsWork"]] == [
+        "runtime/attach",
+        "session/prompt",
+    ]
     assert list(document["errors"]) == list(KINDS)
     tags = {record["properties"]["type"]["enum"][0] for name, record in document["$defs"].items() if is_event(name)}
     assert tags == set(EVENTS)
