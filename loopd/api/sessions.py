@@ -147,7 +147,7 @@ def _accepted(call: Call, session: Session, params: m.PromptParams) -> tuple[str
     model = call.daemon.services.models.resolve(core.model)
     inputs.require_supported(content, model.input, str(core.model))
     message = core.user_message(content)
-    if len(encode(message)) > LINE:
+    if inputs.largest(content) > LINE and len(encode(message)) > LINE:
         raise RpcError("limit_exceeded", f"a message may have {LINE} bytes as JSON", limit="message")
     run = session.prompt(message, request_id=params.request_id, digest=digest)
     call.runtimes.remember(run)

@@ -50,6 +50,11 @@ def _block(part: TextInput | ImageInput, place: int) -> UserBlock:
     return ImageBlock(mime_type=part.mime_type, data=part.data)
 
 
+def largest(content: Sequence[UserBlock]) -> int:
+    """Bytes that the content may have as JSON: six for a character that is escaped, one for one of an image's."""
+    return sum(6 * len(block.text) if isinstance(block, TextBlock) else len(block.data or "") for block in content)
+
+
 def require_supported(content: Sequence[UserBlock], supported: frozenset[str], model: str) -> None:
     if "image" not in supported and any(isinstance(block, ImageBlock) for block in content):
         raise UnsupportedInput(f"{model} does not take images; choose another model or leave the image out")
