@@ -42,6 +42,10 @@ class Cursor:
         return self.log.head if self.end is None else min(self.end, self.log.head)
 
     @property
+    def behind(self) -> bool:
+        return self.position < self.target
+
+    @property
     def over(self) -> bool:
         """Nothing will come any more."""
         return self.position >= self.target and (self.end is not None or self.log.closed)

@@ -88,46 +88,40 @@ class Outbox:
 
     def push(self) -> None:
         """News from the pump: one attempt to send at once; what is left is the writer's. Never waits, never raises."""
-        if self._unsent is None and not self._replies:
-            self._refill()
-            self._try_send()
-        self._work.set()
+        if self._unsent is None and not self._replies and (data := self._next()):
+            self._send(data)
+        # Woken for nothing, 50 writers cost as much as all the rest of a delta.
+        if self._unsent is not None or any(cursor.behind or cursor.over for cursor in self.cursors.values()):
+            self._work.set()
 
     async def run(self) -> None:
         """Raises :class:`Gone` when the peer is, or takes nothing for 30 s."""
         while True:
-            self._refill()
+            if self._unsent is None and (data := self._next()):
+                self._unsent = memoryview(data)
             if self._unsent is not None:
-                await self._progress()
+                await self._progress(self._unsent)
             elif self._finishing:
                 return
             else:
                 self._work = trio.Event()
                 await self._work.wait()
 
-    def _refill(self) -> None:
-        if self._unsent is None and (data := self._next()):
-            self._unsent = memoryview(data)
-
-    def _try_send(self) -> None:
-        """As much as the socket takes now."""
-        if self._unsent is None:
-            return
+    def _send(self, data: bytes | memoryview) -> None:
+        """As much as the socket takes now; the rest is unsent."""
         try:
-            count = self._sock.send(self._unsent)
+            count = self._sock.send(data)
         except BlockingIOError:
-            return
+            count = 0
         except OSError as error:
-            self._failure = error
-            return
-        self._unsent = self._unsent[count:] if count < len(self._unsent) else None
+            self._failure, count = error, 0
+        self._unsent = None if count == len(data) else memoryview(data)[count:]
 
-    async def _progress(self) -> None:
-        before = self._unsent
-        self._try_send()
+    async def _progress(self, unsent: memoryview) -> None:
+        self._send(unsent)
         if self._failure is not None:
             raise Gone(str(self._failure))
-        if self._unsent is not before:
+        if self._unsent is None or len(self._unsent) < len(unsent):
             await trio.lowlevel.checkpoint()
             return
         with trio.move_on_after(PROGRESS_S) as timeout:
@@ -137,11 +131,12 @@ class Outbox:
 
     def _next(self) -> bytes | None:
         """The next piece of about ``CHUNK`` bytes."""
-        pieces: list[bytes] = []
-        size = 0
-        while size < CHUNK and (bodies := self._next_bodies(CHUNK - size)):
-            size += sum(map(len, bodies))
-            pieces += bodies
+        pieces = self._next_bodies(CHUNK)
+        if self._replies or len(self.cursors) != 1:
+            size = sum(map(len, pieces))
+            while size < CHUNK and (bodies := self._next_bodies(CHUNK - size)):
+                size += sum(map(len, bodies))
+                pieces += bodies
         if self.framing is Framing.HEADERS:
             pieces = [jsonrpc.frame(body, Framing.HEADERS) for body in pieces]
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
