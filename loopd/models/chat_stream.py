@@ -24,6 +24,10 @@ from .sse import Event
 API = "openai-chat"
 # The names that thinking has here; a block's signature says which one, since it goes back under the same.
 THOUGHTS = ("reasoning_content", "reasoning")
+# How an answer ends, in the words of the API and of servers that have their own for the same. Whether it ended with
+# calls is seen by the calls.
+ENDED = frozenset({"stop", "tool_calls", "function_call", "end_turn", "eos", "eos_token", "stop_sequence"})
+CUT = frozenset({"length", "max_tokens", "model_length"})
 
 
 class _Function(Struct):
@@ -89,7 +93,10 @@ class ChatStream:
             raise unfinished("finish reason")
         if self._finish == "content_filter":
             raise ModelError("content_filter", "stopped its answer with its content filter")
-        return self._answer.reply(self._usage, cut=self._finish == "length")
+        if self._finish not in ENDED | CUT:
+            # "error", "abort", "insufficient_system_resource": whatever came, its end is missing.
+            raise ModelError("provider", f"ended its answer with the finish reason {self._finish!r}")
+        return self._answer.reply(self._usage, cut=self._finish in CUT)
 
     def _fold(self, chunk: _Chunk) -> None:
         if chunk.error:

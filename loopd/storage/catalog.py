@@ -1,7 +1,7 @@
 """Lists the sessions of a workspace, newest first, from metadata alone; what is damaged is named and hides nothing.
 
 A scan is plain Python between short system calls, so it never holds the interpreter for long. It runs in worker
-threads, one scan at a time.
+threads, one scan of a place at a time: a disk that hangs holds up nobody but those who ask about it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from . import FORMAT, Metadata, SessionMalformed, SessionMissing, SessionUnsupported, StorageError
 from .document import META
-from .fs import DIRECTORY, READ, FileSystem, canonical, explain, failing, opened
+from .fs import DIRECTORY, READ, FileSystem, Touched, canonical, explain, failing, opened, printable, touched
 from .places import place_of, workspace_key
 from .reading import HISTORY, read_metadata
 
@@ -67,7 +67,7 @@ _SETTLED_NS = 100_000_000
 
 
 class _Seen(Struct, frozen=True):
-    key: tuple[int, int, int] | None
+    key: Touched | None
     found: Found | None
 
 
@@ -89,7 +89,7 @@ class Catalog:
     def __init__(self, fs: FileSystem, data_dir: str) -> None:
         self._fs = fs
         self._data_dir = data_dir
-        self._scanning = threading.Lock()
+        self._scanning: dict[str, threading.Lock] = {}
         self._seen: dict[str, dict[str, _Seen]] = {}
         self._noting = threading.Lock()
         self._highest: dict[str, int] = {}
@@ -157,7 +157,7 @@ class Catalog:
 
     def _scan(self, place: str, *, derived: bool) -> tuple[Found, ...]:
         """Look at each session of a place, reading what has changed. ``derived``: its name comes from the cwd."""
-        with self._scanning:
+        with self._scanning.setdefault(place, threading.Lock()):
             before = self._seen.get(place, {})
             names = self._names(place)
             seen: dict[str, _Seen] = {}
@@ -220,9 +220,11 @@ class _Look:
             return _Seen(None, None)
         try:
             stat = self.fs.stat(file, dir_fd=self.fd)
-            key = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+            key = touched(stat)
             if before is not None and before.key == key:
                 return before
+            if (path := self._path(file)) != os.path.join(self.place, file):
+                return _Seen(None, Damaged(path, "its path is not UTF-8, so nobody can ask for it; rename it"))
             settled = time.time_ns() - stat.st_mtime_ns > _SETTLED_NS
             found = self._session(name) if is_directory else self._legacy(name)
             return _Seen(None if isinstance(found, Damaged) or not settled else key, found)
@@ -264,4 +266,5 @@ class _Look:
         return Legacy(self._path(name), header.cwd)
 
     def _path(self, name: str) -> str:
-        return os.path.join(self.place, name)
+        """As it is told: of what is not UTF-8 only that it is there."""
+        return printable(os.path.join(self.place, name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -121,6 +122,13 @@ def publication(meta: Metadata, snapshot: Snapshot, *, published: int) -> Metada
         user_messages=snapshot.user_messages,
     )
     return structs.replace(meta, committed=committed, **snapshot.changes)
+
+
+def checksum(blocks: Iterable[bytes]) -> int:
+    crc32 = 0
+    for block in blocks:
+        crc32 = zlib.crc32(block, crc32)
+    return crc32
 
 
 def rewritten(document: Document, meta: Metadata) -> Document:

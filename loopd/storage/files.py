@@ -2,12 +2,12 @@
 
 A commit truncates to the committed length, appends, syncs, checks the size, writes the metadata beside it, syncs,
 renames, syncs the directory (rule 1). No descriptor but the lock's outlives a call: a retry never syncs a failed one.
+Locks bind those who ask for them: that another program wrote to our files is noticed before anything is written.
 """
 
 from __future__ import annotations
 
 import os.path
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -25,22 +25,24 @@ from . import (
     Snapshot,
     StorageError,
 )
-from .document import META, Document, encode, first_metadata, publication, rewritten
+from .document import META, Document, checksum, encode, first_metadata, publication, rewritten
 from .fs import (
     CREATE,
     DIRECTORY,
     WRITE,
     FileSystem,
+    Touched,
     blocks,
     canonical,
     failing,
     opened,
     replace_file,
     sync_directory,
+    touched,
     write_all,
 )
-from .places import beside, id_of, lock, make_place, path_of
-from .reading import HISTORY, read_history, read_metadata
+from .places import beside, found, id_of, leaving_nothing, lock, make_place, path_of, utf8
+from .reading import HISTORY, blocks_of, read_history, read_metadata
 from .rescue import Rescue, write_rescue
 
 
@@ -59,24 +61,25 @@ def create(
 ) -> FileStore:
     """A new session: its metadata and an empty history are on disk, locked, when this returns (S-2). May be repeated
     with the same id after it failed."""
-    workspace = _utf8(canonical(cwd))
-    path = path_of(data_dir, workspace, meta_id, session_dir)
+    workspace = utf8(canonical(cwd))
+    path = utf8(path_of(data_dir, workspace, meta_id, session_dir))
     meta = first_metadata(
         id=meta_id, cwd=workspace, model=model, permission=permission, created_at=now_ms, updated_at=updated_at
     )
-    with failing("create", os.path.dirname(path)):
-        make_place(fs, session_dir or data_dir, os.path.dirname(path), durable=durable)
-        directory = lock(fs, path)
-    store = FileStore(fs, path, directory, meta, {}, 0, durable=durable)
-    with _closing_on_error(store):
-        store.begin()
+    with leaving_nothing(fs, path):
+        with failing("create", os.path.dirname(path)):
+            make_place(fs, session_dir or data_dir, os.path.dirname(path), durable=durable)
+            directory = lock(fs, path)
+        store = FileStore(fs, path, directory, meta, {}, 0, durable=durable)
+        with _closing_on_error(store):
+            store.begin()
     return store
 
 
 def open_session(fs: FileSystem, path: str, *, durable: bool = True) -> tuple[FileStore, History]:
     """Lock and validate everything. Raises SessionMissing, SessionLocked, SessionMalformed, SessionUnsupported, or
     StorageError; the files stay as they are. Whether the session's cwd exists is the caller's to ask."""
-    with _found(path), failing("open", path, then="try again"):
+    with found(path), failing("open", path, then="try again"):
         directory = lock(fs, path)
     try:
         meta, document = read_metadata(fs, directory, path=path, id=id_of(path))
@@ -91,7 +94,7 @@ def open_session(fs: FileSystem, path: str, *, durable: bool = True) -> tuple[Fi
 def read_session(fs: FileSystem, path: str) -> tuple[Metadata, History]:
     """The same without a lock, whoever writes meanwhile (rule 6)."""
     with (
-        _found(path),
+        found(path),
         failing("read", path, then="try again"),
         opened(fs, os.path.dirname(path), DIRECTORY) as directory,
     ):
@@ -132,6 +135,9 @@ class FileStore:
         # commit that was attempted, since a fault after the rename leaves that in place.
         self._unsure = False
         self._attempted: tuple[str, int] = (meta.committed.commit_id, lines)
+        # As we left them; None while we do not know, and then, as where they differ, it is their contents that count.
+        self._meta_left: Touched | None = None
+        self._history_left: Touched | None = None
 
     @property
     def path(self) -> str | None:
@@ -191,8 +197,11 @@ class FileStore:
         directory = self._held()
         self._require_place(directory)
         was_unsure = self._unsure
-        if was_unsure:
+        with failing("read", self._path):
+            there = self._metadata_there(directory)
+        if was_unsure or there is None or there != self._meta_left:
             self._read_again(directory, heal=heal)
+            self._meta_left = there
         self._unsure = True
         yield directory, was_unsure
         self._unsure = False
@@ -210,6 +219,12 @@ class FileStore:
         if (ours.st_dev, ours.st_ino) != (there.st_dev, there.st_ino):
             raise StorageError(f"{place} was replaced by another directory; put the original back, then flush")
 
+    def _metadata_there(self, directory: int) -> Touched | None:
+        try:
+            return touched(self._fs.stat(META, dir_fd=directory))
+        except FileNotFoundError:
+            return None
+
     def _read_again(self, directory: int, *, heal: bool) -> None:
         try:
             meta, document = read_metadata(self._fs, directory, path=self._path, id=self._meta.id)
@@ -217,8 +232,12 @@ class FileStore:
             if heal:
                 return  # nothing on disk contradicts what we know
             raise StorageError(f"{self._path} was removed; flush writes it anew") from None
-        except (SessionMalformed, SessionUnsupported) as error:
-            raise StorageError(f"{self._path} was damaged or replaced while open: {error}") from error
+        except SessionMalformed as error:
+            if heal:
+                return  # no more than damage
+            raise StorageError(f"{error}: it was changed while it was open; flush writes it anew") from error
+        except SessionUnsupported as error:
+            raise StorageError(f"{self._path} was replaced while it was open: {error}") from error
         known = {self._meta.committed.commit_id: self._lines, self._attempted[0]: self._attempted[1]}
         if meta.committed.commit_id not in known:
             raise StorageError(
@@ -232,43 +251,50 @@ class FileStore:
         with failing("append to", self._history):
             try:
                 with opened(self._fs, HISTORY, WRITE, dir_fd=directory) as fd:
-                    size = self._fs.fstat(fd).st_size
-                    if size >= published:
-                        if size > published:
+                    there = self._fs.fstat(fd)
+                    amiss = self._amiss(fd, touched(there), there.st_size)
+                    if amiss is None:
+                        if there.st_size > published:
                             self._fs.truncate(fd, published)
                         new = blocks(snapshot.lines, self._lines, snapshot.count)
                         return self._finish(fd, write_all(self._fs, fd, new, published), meta)
-                lost = f"lost {published - size} committed bytes"
             except FileNotFoundError:
-                lost = "was removed"
+                amiss = "was removed"
         if not rewrite:
-            raise StorageError(f"{self._history} {lost}; flush writes it anew from memory")
+            raise StorageError(f"{self._history} {amiss}; flush writes it anew from memory")
         return self._rewrite(directory, snapshot, meta)
+
+    def _amiss(self, fd: int, there: Touched, size: int) -> str | None:
+        """What became of the committed range since we wrote it. Its bytes are read only if the file was touched."""
+        committed = self._meta.committed
+        if size < committed.bytes:
+            return f"lost {committed.bytes - size} committed bytes"
+        if there != self._history_left and checksum(blocks_of(self._fs, fd, committed.bytes)) != committed.crc32:
+            return "was changed by another program while it was open"
+        return None
 
     def _finish(self, fd: int, end: int, meta: Metadata) -> None:
         self._sync(fd)
-        size = self._fs.fstat(fd).st_size
-        if not size == end == meta.committed.bytes:
-            raise StorageError(f"{self._history} has {size} bytes after a write that ends at {end}")
+        there = self._fs.fstat(fd)
+        if not there.st_size == end == meta.committed.bytes:
+            raise StorageError(f"{self._history} has {there.st_size} bytes after a write that ends at {end}")
+        self._history_left = touched(there)
 
     def _rewrite(self, directory: int, snapshot: Snapshot, meta: Metadata) -> None:
         """The whole history from memory. What is published names a prefix of it, so it reads at any moment."""
-        crc32 = 0
-        for block in blocks(snapshot.lines, 0, snapshot.count):
-            crc32 = zlib.crc32(block, crc32)
-        if crc32 != meta.committed.crc32:
+        if checksum(blocks(snapshot.lines, 0, snapshot.count)) != meta.committed.crc32:
             raise StorageError(f"{self._history} cannot be written anew: memory is not what was committed")
         with failing("write", self._history):
             new = blocks(snapshot.lines, 0, snapshot.count)
-            replace_file(self._fs, HISTORY, new, dir_fd=directory, durable=self._durable)
+            self._history_left = replace_file(self._fs, HISTORY, new, dir_fd=directory, durable=self._durable)
             self._sync_directory(directory)
 
     def _publish(self, directory: int, meta: Metadata) -> None:
         document = rewritten(self._document, meta)
         with failing("publish", self._path):
-            replace_file(self._fs, META, [encode(document)], dir_fd=directory, durable=self._durable)
+            left = replace_file(self._fs, META, [encode(document)], dir_fd=directory, durable=self._durable)
             self._sync_directory(directory)
-        self._meta, self._document = meta, document
+        self._meta, self._document, self._meta_left = meta, document, left
 
     def _sync(self, fd: int) -> None:
         if self._durable:
@@ -277,30 +303,6 @@ class FileStore:
     def _sync_directory(self, directory: int) -> None:
         if self._durable:
             sync_directory(self._fs, ".", dir_fd=directory)
-
-
-# --- around opening -------------------------------------------------------------------------------------------------
-
-
-def _utf8(workspace: str) -> str:
-    try:
-        workspace.encode()
-    except UnicodeEncodeError:
-        raise StorageError(f"the path {workspace!r} is not UTF-8: no session can be kept for it") from None
-    return workspace
-
-
-@contextmanager
-def _found(path: str) -> Iterator[None]:
-    """An exact path, never a fuzzy one (S-2); what is not there, or is no directory, is no session."""
-    if not os.path.isabs(path) or os.path.basename(path) != META or not id_of(path):
-        raise SessionMissing(f"{path} is not the absolute path of a session's {META}")
-    try:
-        yield
-    except StorageError as error:
-        if isinstance(error.__cause__, (FileNotFoundError, NotADirectoryError)):
-            raise SessionMissing(f"there is no session at {path} (links are not followed)") from None
-        raise
 
 
 @contextmanager

@@ -63,6 +63,10 @@ class FileSystem:
     def unlink(self, name: str, *, dir_fd: int) -> None:
         os.unlink(name, dir_fd=dir_fd)
 
+    def rmdir(self, path: str) -> None:
+        """Refused while anything is in it."""
+        os.rmdir(path)
+
     def mkdir(self, path: str) -> None:
         """0700 whatever the umask (S-20)."""
         os.mkdir(path, 0o700)
@@ -91,6 +95,19 @@ class FileSystem:
 
 def canonical(path: str) -> str:
     return os.path.realpath(path)
+
+
+def printable(path: str) -> str:
+    """The path as clients and people are told it: a byte that is not UTF-8 is a ``\\xNN``."""
+    return os.fsencode(path).decode(errors="backslashreplace")
+
+
+Touched = tuple[int, int, int]
+
+
+def touched(stat: os.stat_result) -> Touched:
+    """What differs once a file was replaced or written to. Not the time of its inode: renaming it changes that."""
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
 @contextmanager
@@ -129,21 +146,23 @@ def write_all(fs: FileSystem, fd: int, blocks: Iterable[bytes], offset: int) -> 
     return offset
 
 
-def replace_file(fs: FileSystem, name: str, blocks: Iterable[bytes], *, dir_fd: int, durable: bool) -> int:
-    """Write a file beside ``name``, sync it, and rename it there; answers its size. The directory is not synced yet."""
+def replace_file(fs: FileSystem, name: str, blocks: Iterable[bytes], *, dir_fd: int, durable: bool) -> Touched:
+    """Write a file beside ``name``, sync it, and rename it there; answers by what it is known again. The directory is
+    not synced yet."""
     beside = f".{name}.tmp"
     try:
         with opened(fs, beside, FRESH, dir_fd=dir_fd) as fd:
             fs.chmod(fd, 0o600)
-            size = write_all(fs, fd, blocks, 0)
+            write_all(fs, fd, blocks, 0)
             if durable:
                 fs.fsync(fd)
+            written = touched(fs.fstat(fd))
         fs.rename(beside, name, dir_fd=dir_fd)
     except BaseException:
         with suppress(OSError):  # a full disk must not stay full of our attempt
             fs.unlink(beside, dir_fd=dir_fd)
         raise
-    return size
+    return written
 
 
 def sync_directory(fs: FileSystem, path: str, *, dir_fd: int | None = None) -> None:
@@ -192,7 +211,8 @@ def explain(doing: str, path: str, error: OSError, *, then: str = "flush") -> st
     number = error.errno or 0
     name = errno.errorcode.get(number, "unknown error")
     advice = _ADVICE.get(number, "repair the cause")
-    return f"could not {doing} {path}: {os.strerror(number) if number else error} ({name}); {advice}, then {then}"
+    reason = os.strerror(number) if number else error
+    return f"could not {doing} {printable(path)}: {reason} ({name}); {advice}, then {then}"
 
 
 @contextmanager

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os.path
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 
-from . import SessionLocked
+from . import SessionLocked, SessionMissing, StorageError
 from .document import META
-from .fs import DIRECTORY, FileSystem, canonical, make_directories, sync_directory
+from .fs import DIRECTORY, FileSystem, canonical, make_directories, opened, printable, sync_directory
+from .reading import HISTORY
 
 
 @lru_cache(256)  # a list asks for it session by session
@@ -62,3 +64,36 @@ def lock(fs: FileSystem, path: str) -> int:
             fs.close(directory)
         raise
     return directory
+
+
+def utf8(path: str) -> str:
+    if printable(path) != path:
+        raise StorageError(f"the path {printable(path)} is not UTF-8: no session can be kept for it")
+    return path
+
+
+@contextmanager
+def found(path: str) -> Iterator[None]:
+    """An exact path, never a fuzzy one (S-2); what is not there, or is no directory, is no session."""
+    if not os.path.isabs(path) or os.path.basename(path) != META or not id_of(path):
+        raise SessionMissing(f"{path} is not the absolute path of a session's {META}")
+    try:
+        yield
+    except StorageError as error:
+        if isinstance(error.__cause__, (FileNotFoundError, NotADirectoryError)):
+            raise SessionMissing(f"there is no session at {path} (links are not followed)") from None
+        raise
+
+
+@contextmanager
+def leaving_nothing(fs: FileSystem, path: str) -> Iterator[None]:
+    """What a creation made before it failed goes again, where it can: it never was a session. Metadata stays."""
+    try:
+        yield
+    except StorageError:
+        with suppress(OSError), opened(fs, os.path.dirname(path), DIRECTORY) as directory:
+            if META not in (names := {name for name, _ in fs.scan(directory)}):
+                if HISTORY in names and fs.stat(HISTORY, dir_fd=directory).st_size == 0:
+                    fs.unlink(HISTORY, dir_fd=directory)
+                fs.rmdir(os.path.dirname(path))
+        raise

@@ -71,7 +71,7 @@ def _read_range(fs: FileSystem, fd: int, committed: Committed, path: str) -> His
     history = History()
     read = start = crc32 = 0
     parts: list[bytes] = []  # of the line that goes on in the next block
-    for block in _blocks(fs, fd, committed.bytes):
+    for block in blocks_of(fs, fd, committed.bytes):
         read += len(block)
         crc32 = zlib.crc32(block, crc32)
         *ends, rest = block.split(b"\n")
@@ -99,7 +99,7 @@ def _read_line(history: History, line: bytes, start: int, path: str) -> None:
         raise SessionMalformed(path, str(error), start) from None
 
 
-def _blocks(fs: FileSystem, fd: int, length: int) -> Iterator[bytes]:
+def blocks_of(fs: FileSystem, fd: int, length: int) -> Iterator[bytes]:
     """The first ``length`` bytes, or fewer where the file is shorter."""
     offset = 0
     while offset < length and (block := fs.read(fd, min(BLOCK, length - offset), offset)):

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import trio
 from agent_recording import MakeScope, call, left_over
 
+from loopd.agent.tools import process
 from loopd.agent.tools.procfs import process_table
 from loopd.agent.tools.shell import Bash, BashArguments
 
@@ -196,9 +200,93 @@ async def test_a_call_cancelled_before_it_began_starts_nothing(make_scope: MakeS
     assert not (tmp_path / "made").exists()
 
 
+class Thief(trio.abc.Instrument):
+    """Reads a tree's output away between the moment when it became readable and the read."""
+
+    def __init__(self, tree: process.Tree) -> None:
+        self.task = trio.lowlevel.current_task()
+        self.stolen = b""
+        self.done = trio.Event()
+        self._end = os.open(f"/proc/self/fd/{tree._output}", os.O_RDONLY | os.O_NONBLOCK)
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        if task is self.task and not self.stolen:
+            with suppress(BlockingIOError):
+                self.stolen = os.read(self._end, 100)
+                self.done.set()
+
+    def close(self) -> None:
+        os.close(self._end)
+
+
+async def test_a_command_that_reads_its_own_output_back_stops_nobody(tmp_path: Path) -> None:  # D-6
+    waits = "for i in {1..30}; do [ -e go ] && exec echo kept; sleep 0.1; done; echo the daemon stood still"
+    tree = await process.start(
+        ["bash", "-c", f"echo stolen; {waits}"], cwd=str(tmp_path), env=dict(os.environ), umask=0o022
+    )
+    async with tree, trio.open_nursery() as nursery:
+        thief = Thief(tree)
+
+        async def another_task() -> None:
+            await thief.done.wait()
+            (tmp_path / "go").touch()
+
+        nursery.start_soon(another_task)
+        trio.lowlevel.add_instrument(thief)
+        try:
+            assert await tree.read() == b"kept\n"
+        finally:
+            trio.lowlevel.remove_instrument(thief)
+            thief.close()
+    assert thief.stolen == b"stolen\n"
+
+
+class Gated(list[str]):
+    """Arguments that are read only once a gate is open: as starting a command waits in a directory on a dead disk."""
+
+    def __init__(self, arguments: list[str], gate: threading.Event) -> None:
+        super().__init__(arguments)
+        self.gate = gate
+
+    def __iter__(self) -> Iterator[str]:
+        self.gate.wait(10)
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("command", ["bash", "no-such-command"])
+async def test_a_start_that_hangs_is_given_up_and_what_comes_of_it_later_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setattr(process, "CLEANUP_S", 0.1)
+    before, descriptors, gate = left_over(), len(os.listdir("/proc/self/fd")), threading.Event()
+    hidden = "(env -i setsid sleep 30 &); setsid sleep 30 & sleep 30"
+    with trio.fail_after(2), trio.move_on_after(0.05) as stop:
+        await process.start(Gated([command, "-c", hidden], gate), cwd=str(tmp_path), env=dict(os.environ), umask=0o022)
+    assert stop.cancelled_caught
+    assert not process._running
+    gate.set()
+    until = time.monotonic() + 3
+    while len(os.listdir("/proc/self/fd")) > descriptors or left_over() != before:
+        assert time.monotonic() < until
+
+
+async def test_a_start_that_is_only_slow_is_over_when_its_cancelled_call_is() -> None:
+    before, descriptors, gate = left_over(), len(os.listdir("/proc/self/fd")), threading.Event()
+    opening = threading.Timer(0.1, gate.set)
+    opening.start()
+    with trio.move_on_after(0.05) as stop:
+        await process.start(
+            Gated(["bash", "-c", "setsid sleep 30 & sleep 30"], gate), cwd="/", env=dict(os.environ), umask=0o022
+        )
+    opening.join()
+    assert stop.cancelled_caught
+    assert left_over() == before
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
 def running(*commands: str) -> int:
     wanted = {command.replace(" ", "\0").encode() + b"\0" for command in commands}
-    pids = [process.pid for children in process_table().values() for process in children if not process.zombie]
+    pids = [one.pid for children in process_table().values() for one in children if not one.zombie]
     found = 0
     for pid in pids:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import dialects
@@ -10,6 +9,7 @@ import model_bench as bench
 import pytest
 import scripted_provider as scripted
 from dialects import named
+from msgspec.structs import replace
 from scripted_provider import sends
 
 from loop_protocol.v1.types import Message, ModelRef, TextBlock, ThinkingBlock, ToolCallBlock, Usage

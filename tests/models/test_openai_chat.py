@@ -172,7 +172,18 @@ async def test_calls_are_put_together_however_they_are_numbered(
     assert len({block.id for block in made} - {""}) == len(calls)
 
 
-@pytest.mark.parametrize("finish", ["stop", "function_call", "tool_calls"])
+@pytest.mark.parametrize(
+    ("finish", "stop_reason"),
+    [("eos", "stop"), ("end_turn", "stop"), ("tool_calls", "stop"), ("model_length", "length")],
+)
+async def test_an_end_by_another_name_is_an_end(
+    provider: Provider, models: Catalogue, finish: str, stop_reason: str
+) -> None:
+    provider.script = sends(delta(content="x"), delta(finish))
+    assert (await answer(models)).stop_reason == stop_reason
+
+
+@pytest.mark.parametrize("finish", ["stop", "function_call", "tool_calls", "eos"])
 async def test_calls_count_by_their_presence(provider: Provider, models: Catalogue, finish: str) -> None:
     provider.script = sends(call(0, "{}", id="a", name="f"), delta(finish))
     assert (await answer(models)).stop_reason == "toolUse"
@@ -301,6 +312,9 @@ FAULTS = [
     ("overloaded", sends(scripted.event({"error": {"message": "x", "code": 529}})), "overloaded", "x"),
     ("error event", sends(b'event: error\ndata: {"message":"gone"}\n\n'), "provider", "answer: gone"),
     ("filtered", sends(delta(content="par"), delta("content_filter")), "content_filter", "content filter"),
+    ("failed", sends(delta(content="par"), delta("error")), "provider", "finish reason 'error'"),
+    ("no end we know", sends(delta(content="par"), delta("abort")), "provider", "finish reason 'abort'"),
+    ("only spaces", sends(delta(content=" \n\t "), STOP), "incomplete", "without saying anything"),
     ("nothing said", sends(STOP), "incomplete", "without saying anything"),
     ("only thought", sends(delta(reasoning="hm"), delta("length")), "incomplete", "used all its tokens"),
     ("huge event", sends(b"data: " + b"x" * (9 << 20)), "provider", "an event of more than"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import threading
 import time
 import uuid
 from contextlib import suppress
@@ -12,6 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from storage_disks import NOW, Conversation, Counting, Faulty, Steps, create_in
 
@@ -116,6 +118,54 @@ def test_damaged_sessions_are_named_and_hide_nothing(catalog: Catalog, tmp_path:
         assert reason in reasons[sessions[number]]
     assert {Path(row.path) for row in listing.rows} == set(sessions) - set(reasons)
     assert {path: path.read_bytes() for path in before} == before
+
+
+def test_names_that_are_not_utf_8_are_named_with_escapes_and_hide_nothing(catalog: Catalog, tmp_path: Path) -> None:
+    session = _session(tmp_path)
+    place = os.fsencode(session.parent.parent)
+    for name in (b"/\xff", b"/caf\xe9"):
+        os.mkdir(place + name)
+    Path(os.fsdecode(place + b"/\xff/meta.json")).write_bytes(session.read_bytes())
+    Path(os.fsdecode(place + b"/old\xfe.jsonl")).write_text('{"format":"loop-session","version":2}\n')
+    other = os.fsencode(tmp_path) + b"/data/sessions/\xfd"
+    os.makedirs(other + b"/id")
+    Path(os.fsdecode(other + b"/id/meta.json")).write_text("x")
+    here, everywhere = catalog.list(str(tmp_path), None), catalog.list(None, None)
+    shown = place.decode()
+    assert [one.path for one in here.damaged] == [f"{shown}/\\xff/meta.json", f"{shown}/old\\xfe.jsonl"]
+    assert [one.path for one in everywhere.damaged] == sorted(
+        [f"{tmp_path}/data/sessions/\\xfd/id/meta.json", *(one.path for one in here.damaged)]
+    )
+    for listing in (here, everywhere):
+        assert [row.path for row in listing.rows] == [str(session)]
+        assert listing.legacy == []
+        assert msgspec.json.encode(listing)
+
+
+def test_a_place_that_does_not_answer_holds_up_no_other_one(tmp_path: Path) -> None:
+    answers, asked = threading.Event(), threading.Event()
+
+    class Dead(Steps):
+        def open(self, name: str, flags: int, *, dir_fd: int | None = None) -> int:
+            if name.startswith("/dead"):
+                asked.set()
+                answers.wait(10)
+            return super().open(name, flags, dir_fd=dir_fd)
+
+    session = _session(tmp_path)
+    catalog = Catalog(Dead(), str(tmp_path / "data"))
+    waiting = threading.Thread(target=catalog.list, args=(str(tmp_path), "/dead"))
+    waiting.start()
+    try:
+        assert asked.wait(5)
+        done = threading.Thread(target=lambda: (catalog.list(str(tmp_path), None), catalog.highest("/", None)))
+        done.start()
+        done.join(5)
+        assert not done.is_alive()
+        assert _paths(catalog, tmp_path) == [session]
+    finally:
+        answers.set()
+        waiting.join()
 
 
 def test_a_damaged_session_that_is_repaired_lists_again(catalog: Catalog, tmp_path: Path) -> None:

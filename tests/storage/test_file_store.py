@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +113,23 @@ def test_a_workspace_whose_path_is_not_utf_8_is_refused_before_anything_exists(t
     with pytest.raises(StorageError, match="not UTF-8"):
         create_in(Steps(), tmp_path, cwd=workspace)
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("where", ["data", "mine"])
+def test_a_place_whose_path_is_not_utf_8_is_refused_before_anything_exists(where: str, tmp_path: Path) -> None:
+    root = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
+    with pytest.raises(StorageError, match=r"/caf\\xe9/.* is not UTF-8"):
+        create(
+            Steps(),
+            root if where == "data" else str(tmp_path),
+            meta_id=ID,
+            cwd=str(tmp_path),
+            model=MODEL,
+            permission="read-only",
+            now_ms=NOW,
+            session_dir=root if where == "mine" else None,
+        )
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- exact paths
@@ -225,6 +242,126 @@ def test_a_lost_history_is_an_error_and_rewriting_brings_all_of_it_back(damage: 
     store.commit(snapshot, rewrite=True)
     assert history.read_bytes() == b"".join(talk.history.lines)
     assert read_session(Steps(), store.path or "")[1].lines == talk.history.lines
+
+
+def _edit_history(history: Path) -> None:
+    """In place and of the same length, one tick later."""
+    before = history.stat()
+    with history.open("r+b") as file:
+        said = file.read()
+        file.seek(0)
+        file.write(said.replace(b"first", b"tsrif"))
+    os.utime(history, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+
+
+def _replace_history(history: Path) -> None:
+    history.with_name("other").write_bytes(history.read_bytes().replace(b"first", b"tsrif"))
+    history.with_name("other").rename(history)
+
+
+@pytest.mark.parametrize("change", [_edit_history, _replace_history])
+def test_a_history_that_was_edited_is_an_error_and_rewriting_brings_back_what_was_said(
+    change: Callable[[Path], None], store: FileStore
+) -> None:
+    talk = Conversation()
+    store.commit(talk.turn("first"))
+    history = _directory(store) / "history.jsonl"
+    change(history)
+    edited, snapshot = history.read_bytes(), talk.turn("second")
+    for _ in range(2):
+        with pytest.raises(StorageError, match="was changed by another program"):
+            store.commit(snapshot)
+        assert history.read_bytes() == edited
+    store.commit(snapshot, rewrite=True)
+    store.commit(talk.turn("third"))
+    assert read_session(Steps(), store.path or "")[1].lines == talk.history.lines
+
+
+def test_a_history_edited_before_the_first_commit_after_opening_is_noticed(store: FileStore) -> None:
+    talk = Conversation()
+    store.commit(talk.turn("first"))
+    store.close()
+    store, opened = open_session(Steps(), store.path or "")
+    _edit_history(_directory(store) / "history.jsonl")
+    with pytest.raises(StorageError, match="was changed by another program"):
+        store.commit(Conversation(opened).turn("second"))
+    store.close()
+
+
+def _touch(path: Path) -> None:
+    os.utime(path, (5, 5))
+
+
+def _restore(path: Path) -> None:
+    path.with_name("copy").write_bytes(path.read_bytes())
+    path.with_name("copy").rename(path)
+
+
+@pytest.mark.parametrize("name", ["history.jsonl", "meta.json"])
+@pytest.mark.parametrize("change", [_touch, _restore])
+def test_a_file_that_was_touched_and_says_the_same_is_no_error(
+    change: Callable[[Path], None], name: str, store: FileStore
+) -> None:
+    talk = Conversation()
+    store.commit(talk.turn("first"))
+    change(_directory(store) / name)
+    store.commit(talk.turn("second"))
+    change(_directory(store) / name)
+    store.update({"pinned_at": 1})
+    meta, history = read_session(Steps(), store.path or "")
+    assert (meta.pinned_at, history.lines) == (1, talk.history.lines)
+
+
+def test_no_commit_is_taken_for_another_programs_however_fast_they_follow_each_other(
+    fs: Counting, store: FileStore
+) -> None:
+    talk = Conversation()
+    for number in range(200):
+        snapshot = talk.turn(f"{number}")
+        fs.calls.clear()
+        store.commit(snapshot)
+        assert number == 0 or "read" not in fs.calls
+
+
+def _empty(meta: Path) -> None:
+    meta.write_bytes(b"{}")
+
+
+def _scribble(meta: Path) -> None:
+    meta.write_bytes(bytes(meta.stat().st_size))
+
+
+def _link(meta: Path) -> None:
+    meta.rename(meta.with_name("real"))
+    meta.symlink_to("real")
+
+
+@pytest.mark.parametrize("change", [_empty, _scribble, _link, Path.unlink])
+def test_metadata_that_was_damaged_is_an_error_and_rewriting_brings_it_back(
+    change: Callable[[Path], None], store: FileStore
+) -> None:
+    talk = Conversation()
+    store.commit(talk.turn("first"))
+    store.update({"pinned_at": 4})
+    meta, snapshot = Path(store.path or ""), talk.turn("second")
+    change(meta)
+    for write in (lambda: store.update({"pinned_at": 5}), lambda: store.commit(snapshot)):
+        with pytest.raises(StorageError, match=r"meta\.json.*flush writes it anew"):
+            write()
+    assert change is not Path.unlink or not meta.exists()
+    store.commit(snapshot, rewrite=True)
+    published, history = read_session(Steps(), str(meta))
+    assert (published.pinned_at, history.lines) == (4, talk.history.lines)
+    assert store.update({"pinned_at": 5}) == read_session(Steps(), str(meta))[0]
+
+
+def test_metadata_of_another_program_is_noticed_without_an_error_before(store: FileStore) -> None:
+    talk = Conversation()
+    store.commit(talk.turn())
+    committed = json.loads(Path(store.path or "").read_text())["committed"]
+    _edit(store, committed=committed | {"commitId": "somebody-else"})
+    with pytest.raises(StorageError, match="another program"):
+        store.update({"pinned_at": 1})
 
 
 def test_memory_that_is_not_what_was_committed_never_replaces_it(store: FileStore) -> None:

@@ -15,9 +15,11 @@ import os
 import secrets
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 
 import trio
@@ -27,7 +29,7 @@ from loopd.agent.tools.procfs import Process, below, kill, mark_of, process_tabl
 log = logging.getLogger(__name__)
 
 MARK = "LOOPD_CALL"
-# How long a clean-up may take, shielded: a process in a dead file system does not die.
+# How long a clean-up may take, shielded: a process in a dead file system neither dies nor comes up.
 CLEANUP_S = 2.0
 _PR_SET_CHILD_SUBREAPER = 36
 _CHUNK = 64 * 1024
@@ -50,12 +52,16 @@ async def start(argv: Sequence[str], *, cwd: str, env: Mapping[str, str], umask:
     ``umask`` is the person's: the daemon's 077 is for its own files. All limits are those that it was started with.
     """
     tree = Tree()
-    _running[tree.token] = tree
+    await trio.lowlevel.checkpoint_if_cancelled()  # behind it the thread starts, whatever is cancelled
     try:
-        # Not abandoned: a process that was started comes back even when the run was stopped meanwhile.
-        await trio.to_thread.run_sync(tree._spawn, argv, cwd, {**env, MARK: tree.token}, umask)
-    except BaseException:
-        del _running[tree.token]
+        await trio.to_thread.run_sync(
+            partial(tree._come_up, argv, cwd, {**env, MARK: tree.token}, umask),
+            limiter=trio.CapacityLimiter(1),  # a dead working directory holds this thread and no other call's
+            abandon_on_cancel=True,
+        )
+    except trio.Cancelled:
+        with trio.move_on_after(2 * CLEANUP_S, shield=True):
+            await tree._withdraw()
         raise
     return tree
 
@@ -64,7 +70,19 @@ class Tree:
     """One command under way: ``async with`` it. The shell stays a zombie until the group is killed, so that neither its
     pid nor its group's can come to mean anything else."""
 
-    __slots__ = ("_output", "_pidfd", "_popen", "_seen", "pid", "returncode", "since", "token")
+    __slots__ = (
+        "_given_up",
+        "_output",
+        "_pidfd",
+        "_popen",
+        "_seen",
+        "_settled",
+        "_turn",
+        "pid",
+        "returncode",
+        "since",
+        "token",
+    )
 
     def __init__(self) -> None:
         self.token = secrets.token_hex(8)  # not the call's id, which providers repeat
@@ -72,38 +90,11 @@ class Tree:
         self.returncode: int | None = None
         # When the first of the calls started that have overlapped ever since, in the ticks of /proc/PID/stat.
         now = int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
-        self.since: int = min((tree.since for tree in _running.values()), default=now)
+        self.since: int = min((tree.since for tree in _running.copy().values()), default=now)
         self._seen: set[tuple[int, int]] = set()
-
-    def _spawn(self, argv: Sequence[str], cwd: str, env: Mapping[str, str], umask: int) -> None:
-        self._output, write = os.pipe()
-        try:
-            self._popen = subprocess.Popen(
-                argv,
-                cwd=cwd,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=write,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                umask=umask,
-            )
-        except BaseException:
-            os.close(self._output)
-            raise
-        finally:
-            os.close(write)
-        self.pid = self._popen.pid
-        self._pidfd = self._open_pidfd()
-
-    def _open_pidfd(self) -> int:
-        try:
-            return os.pidfd_open(self._popen.pid)
-        except OSError:  # no descriptor left: nobody could wait for it
-            os.killpg(self._popen.pid, signal.SIGKILL)
-            self._popen.wait()
-            os.close(self._output)
-            raise
+        # Whose it is when it comes up while its caller gives it up: the thread's that started it, or the caller's.
+        self._turn = threading.Condition()
+        self._settled = self._given_up = False
 
     async def exited(self) -> None:
         """Until the shell itself has ended."""
@@ -111,8 +102,11 @@ class Tree:
 
     async def read(self) -> bytes:
         """What arrived on stdout and stderr; empty once nobody holds them open any more."""
-        await trio.lowlevel.wait_readable(self._output)
-        return os.read(self._output, _CHUNK)
+        while True:
+            await trio.lowlevel.wait_readable(self._output)
+            # The command can open /proc/self/fd/1 and read its own output back before we do.
+            with suppress(BlockingIOError):
+                return os.read(self._output, _CHUNK)
 
     def signal(self, number: int) -> None:
         """To the whole group."""
@@ -135,6 +129,12 @@ class Tree:
         if bound.cancelled_caught:
             log.warning("processes of a tool call did not die within %s s", CLEANUP_S)
 
+    async def _withdraw(self) -> None:
+        """After a cancellation. As a rule it comes up in milliseconds; what comes up too late, its thread ends."""
+        if await trio.to_thread.run_sync(self._comes_up, limiter=trio.CapacityLimiter(1)):
+            async with self:
+                pass
+
     async def _end(self) -> None:
         if not _exited(self._pidfd):
             # Now, while its descendants can still be told by their parents.
@@ -150,7 +150,7 @@ class Tree:
             pause = min(2 * pause, 0.05)
 
     def _close(self) -> None:
-        del _running[self.token]
+        _running.pop(self.token, None)
         if self.returncode is None:
             self.signal(signal.SIGKILL)
             self.returncode = self._popen.poll()
@@ -158,6 +158,78 @@ class Tree:
         os.close(self._output)
 
     # --- in a thread --------------------------------------------------------------------------------------------------
+
+    def _come_up(self, argv: Sequence[str], cwd: str, env: Mapping[str, str], umask: int) -> None:
+        _running[self.token] = self
+        try:
+            self._spawn(argv, cwd, env, umask)
+        except BaseException:
+            _running.pop(self.token, None)
+            self._settle()
+            raise
+        if not self._settle():
+            self._discard()
+
+    def _spawn(self, argv: Sequence[str], cwd: str, env: Mapping[str, str], umask: int) -> None:
+        self._output, write = os.pipe()
+        os.set_blocking(self._output, False)  # see `read`
+        try:
+            self._popen = subprocess.Popen(
+                argv,
+                cwd=cwd,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=write,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                umask=umask,
+            )
+        except BaseException:
+            os.close(self._output)
+            raise
+        finally:
+            os.close(write)
+        self._pidfd = self._open_pidfd()
+        self.pid = self._popen.pid
+
+    def _open_pidfd(self) -> int:
+        try:
+            return os.pidfd_open(self._popen.pid)
+        except OSError:  # no descriptor left: nobody could wait for it
+            os.killpg(self._popen.pid, signal.SIGKILL)
+            self._popen.wait()
+            os.close(self._output)
+            raise
+
+    def _settle(self) -> bool:
+        """It is up, or never will be; whether somebody still wants it."""
+        with self._turn:
+            self._settled = True
+            self._turn.notify()
+            return not self._given_up
+
+    def _comes_up(self) -> bool:
+        """Wait for that, within bounds; afterwards the process is either the caller's or the other thread's to end."""
+        with self._turn:
+            self._given_up = not self._turn.wait_for(lambda: self._settled, CLEANUP_S)
+            if self._given_up:
+                del _running[self.token]  # no call under way: the orphans of the others are not held up by it
+                log.warning("a tool call did not start within %s s of being stopped", CLEANUP_S)
+            return not self._given_up and self.pid is not None
+
+    def _discard(self) -> None:
+        """The end of what came up after it was given up."""
+        self.signal(signal.SIGSTOP)
+        try:
+            self._see()
+            self.signal(signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):
+                self.returncode = self._popen.wait(CLEANUP_S)
+            until = time.monotonic() + CLEANUP_S
+            while self._sweep() and time.monotonic() < until:
+                time.sleep(0.01)
+        finally:
+            self._close()
 
     def _see(self) -> None:
         found = list(below(process_table(), self._popen.pid))

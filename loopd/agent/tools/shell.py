@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import os
 import shutil
 import signal
 from collections.abc import Callable
@@ -143,7 +142,8 @@ def _ending(returncode: int | None) -> str:
 
 
 def _not_started(error: OSError | ValueError, cwd: str) -> str:
-    if isinstance(error, OSError) and not os.path.isdir(cwd):
+    # By the error alone: to look at a directory that is in trouble may take for ever.
+    if isinstance(error, (FileNotFoundError, NotADirectoryError)) and error.filename == cwd:
         return f"The working directory {cwd} does not exist any more."
     reason = error.strerror if isinstance(error, OSError) else error
     return f"The command could not be started: {reason}"
