@@ -133,7 +133,7 @@ class World:
     def services(self) -> Services:
         return self.daemon.services
 
-    async def serve(self, task_status: trio.TaskStatus[None]) -> None:
+    async def serve(self, task_status: trio.TaskStatus[None]) -> None:  # noqa: ASYNC128 handed on
         self.exit_code = await self.daemon.serve(task_status)
         self.ended.set()
 

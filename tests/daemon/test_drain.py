@@ -407,7 +407,7 @@ async def test_the_log_of_an_idle_runtime_shrinks_after_a_minute_and_not_in_a_ru
     await pass_time(mock_clock, 16)
     assert log.size <= event_log.IDLE_BYTES
     await wire.prompt(opened["sessionId"])
-    while log.size < 3 * event_log.IDLE_BYTES:
+    while log.size < 3 * event_log.IDLE_BYTES:  # noqa: ASYNC110 nothing tells
         await trio.lowlevel.checkpoint()
     await pass_time(mock_clock, 200)
     assert log.size > 2 * event_log.IDLE_BYTES

@@ -111,7 +111,7 @@ def test_what_is_no_socket_is_refused_and_left_as_it_is(place: Path, kind: str) 
     assert kind == "directory" or at.read_text() == "precious"
 
 
-async def test_the_socket_goes_at_the_end_only_if_it_is_still_ours(place: Path) -> None:
+async def test_the_socket_goes_at_the_end_only_if_it_is_still_ours(place: Path) -> None:  # noqa: ASYNC124 closing needs the loop
     path = place / "s"
     listener = server.listen(str(path))
     listener.close()
@@ -124,7 +124,7 @@ async def test_the_socket_goes_at_the_end_only_if_it_is_still_ours(place: Path) 
         assert path.is_socket()
 
 
-async def test_an_inherited_socket_stays_where_it_is(place: Path) -> None:
+async def test_an_inherited_socket_stays_where_it_is(place: Path) -> None:  # noqa: ASYNC124 closing needs the loop
     with socket.socket(socket.AF_UNIX) as made:
         made.bind(str(place / "s"))
         made.listen()

@@ -14,7 +14,7 @@ from loopd.agent import ModelError, retry
 SLOWLY = "p answered with status 429: slowly"
 
 
-async def _refuses(*_: Any) -> Any:
+async def _refuses(*_: Any) -> Any:  # noqa: ASYNC124 async as its port is
     raise ModelError("rate_limit", SLOWLY)
 
 
@@ -39,7 +39,7 @@ async def test_a_wait_is_an_event_and_part_of_the_runs_time(
 
 @pytest.mark.parametrize("method", ["session/stop", "session/abort"])
 async def test_a_stop_ends_the_wait_at_once_and_keeps_the_prompt(method: str, tmp_path: Path) -> None:  # K-30
-    async def refuses_for_long(*_: Any) -> Any:
+    async def refuses_for_long(*_: Any) -> Any:  # noqa: ASYNC124 async as its port is
         raise ModelError("rate_limit", SLOWLY, retry_after_s=60)
 
     model = PlayedModel([refuses_for_long])

@@ -38,7 +38,7 @@ async def _state(wire: Wire, opened: Any) -> Any:
 
 
 async def test_output_makes_a_session_unread_and_a_run_without_output_does_not(tmp_path: Path) -> None:  # S-8
-    async def fails(*_: Any) -> Any:
+    async def fails(*_: Any) -> Any:  # noqa: ASYNC124 async as its port is
         raise ModelError("provider", "no")
 
     async with running(tmp_path, model=PlayedModel([fails, text("hi")])) as world:
@@ -104,7 +104,7 @@ async def test_a_timing_measures_generation_and_not_the_save(tmp_path: Path) -> 
             clock.boot += 1000
             super().fsync(fd)
 
-    async def takes_a_while(*_: Any) -> Any:
+    async def takes_a_while(*_: Any) -> Any:  # noqa: ASYNC124 async as its port is
         clock.boot += 250
         clock.now -= HOUR
         return text("x")
