@@ -30,6 +30,7 @@ from .v1.events import (
     SessionClosed,
     SessionReplaced,
     SessionSaved,
+    SessionTitle,
     ToolExecutionEnd,
     ToolExecutionStart,
     ToolExecutionUpdate,
@@ -77,6 +78,8 @@ def fold(state: SessionState, params: EventParams) -> SessionState:
             return replace(state, tools=[tool for tool in state.tools if tool.tool_call_id != event.tool_call_id])
         case SessionChanged():
             return replace(state, **_fields(event))
+        case SessionTitle():
+            return replace(state, title=event.title)
         case SessionSaved():
             last = state.last_run.once_saved() if state.last_run and not state.last_run.saved else state.last_run
             return replace(state, has_pending_save=False, save_error=None, last_run=last, **_fields(event))

@@ -17,6 +17,7 @@ from .types import (
     PromptTiming,
     RawMessage,
     SessionState,
+    Title,
     Wire,
 )
 
@@ -112,6 +113,12 @@ class SessionChanged(Event, frozen=True, tag="session_changed", kw_only=True):
     operation: str | None = None
 
 
+class SessionTitle(Event, frozen=True, tag="session_title", kw_only=True):
+    """The title is another one now. A fallback may come before it is saved, any other title comes after."""
+
+    title: Title
+
+
 class SessionSaved(Event, frozen=True, tag="session_saved"):
     """The history up to ``message_count`` is on disk."""
 
@@ -168,6 +175,7 @@ AnyEvent = (
     | ToolExecutionEnd
     | RetryWait
     | SessionChanged
+    | SessionTitle
     | SessionSaved
     | SaveFailed
     | RunSettled

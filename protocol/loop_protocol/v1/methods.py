@@ -22,6 +22,7 @@ from .types import (
     SessionKind,
     SessionRow,
     SessionState,
+    Title,
     Wire,
 )
 
@@ -144,7 +145,7 @@ class DrainResult(Wire, frozen=True, kw_only=True):
 
 
 class OpenSession(Params, frozen=True, kw_only=True):
-    kind: Literal["new", "continue", "open", "memory"]
+    kind: Literal["new", "continue", "open", "draft", "memory"]
     path: Path | None = None
     session_dir: Path | None = None
 
@@ -195,6 +196,11 @@ class ReplaceResult(Wire, frozen=True, kw_only=True):
     created: bool
     state: SessionState
     path: str | None = None
+
+
+class SwitchParams(Params, frozen=True):
+    runtime_id: Identifier
+    path: Path
 
 
 class AttachParams(Params, frozen=True, kw_only=True):
@@ -319,6 +325,51 @@ class SetPermissionParams(Params, frozen=True):
 
 class SetPermissionResult(Wire, frozen=True):
     permission: Permission
+
+
+class MarkReadParams(Params, frozen=True, kw_only=True):
+    """``message_count``: how many saved messages were seen."""
+
+    message_count: Count
+    session_id: Identifier | None = None
+    path: Path | None = None
+
+
+class MarkReadResult(Wire, frozen=True):
+    """False: there are other messages than the ones that were seen, so the session stays unread."""
+
+    read: bool
+
+
+class SetPinnedParams(Params, frozen=True, kw_only=True):
+    pinned: bool
+    session_id: Identifier | None = None
+    path: Path | None = None
+
+
+class SetPinnedResult(Wire, frozen=True):
+    pinned_at: int | None = None
+
+
+class DeleteParams(Params, frozen=True):
+    path: Path
+
+
+class RecoverResult(Wire, frozen=True, kw_only=True):
+    """The run that was taken over, and how many messages of it; missing results of its calls were added."""
+
+    run_id: str
+    messages: int
+
+
+class RenameParams(Params, frozen=True, kw_only=True):
+    text: str
+    session_id: Identifier | None = None
+    path: Path | None = None
+
+
+class TitleResult(Wire, frozen=True):
+    title: Title
 
 
 # --- models -----------------------------------------------------------------------------------------------------------

@@ -140,6 +140,16 @@ class ErrorInfo(Wire, frozen=True):
     errors: list[ErrorInfo] | None = None
 
 
+class Title(Wire, frozen=True, kw_only=True):
+    """What identifies a conversation, apart from its messages (T-4). ``message_indices`` are the positions of the texts
+    it was made of, none for a person's own; ``model`` is the one that made it, provider and id only."""
+
+    text: str
+    source: Literal["fallback", "model", "user"]
+    message_indices: list[int]
+    model: ModelRef | None = None
+
+
 # --- a session as clients see it --------------------------------------------------------------------------------------
 
 
@@ -182,6 +192,14 @@ class RunningTool(Wire, frozen=True, kw_only=True):
 OUTPUT_TAIL = 4096
 
 
+class Recoverable(Wire, frozen=True, kw_only=True):
+    """A run that a crash cut off: so many finished messages of it were kept, the prompt included (S-26)."""
+
+    run_id: str
+    started_at: int
+    messages: int
+
+
 class QueueState(Wire, frozen=True):
     items: list[Raw]
     paused: str | None = None
@@ -209,12 +227,14 @@ class SessionState(Wire, frozen=True, kw_only=True):
     usage: Usage
     runtime_id: str | None = None
     path: str | None = None
+    title: Title | None = None
     pinned_at: int | None = None
     operation: str | None = None
     run: RunInfo | None = None
     last_run: RunResult | None = None
     draft: Draft | None = None
     save_error: str | None = None
+    recoverable: Recoverable | None = None
 
 
 class SessionRow(Wire, frozen=True, kw_only=True):
@@ -229,6 +249,7 @@ class SessionRow(Wire, frozen=True, kw_only=True):
     user_message_count: int
     unread: bool
     live: bool
+    title: Title | None = None
     pinned_at: int | None = None
 
 
