@@ -44,13 +44,19 @@ def find_open(
     if runtime is not None:
         return next((row for row in rows if row.runtime_id == runtime), None)
     if session is not None:
-        path = os.path.realpath(session)
+        path = _kept_in(session)
         return next((row for row in rows if row.path and os.path.realpath(row.path) == path), None)
     cwd = os.path.realpath(here())
     mine = [
         row for row in rows if os.path.realpath(row.cwd) == cwd and (running or row.default or row.kind != "memory")
     ]
     return min(mine, key=lambda row: (running and not row.running, not row.default, not row.running), default=None)
+
+
+def _kept_in(session: str) -> str:
+    """A one-file session of an earlier version is kept beside that file once it is open."""
+    path = os.path.realpath(session)
+    return os.path.join(path.removesuffix(".jsonl"), "meta.json") if path.endswith(".jsonl") else path
 
 
 def require_open(

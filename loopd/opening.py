@@ -17,7 +17,7 @@ from .core.inputs import Invalid
 from .event_log import EventLog
 from .services import Services
 from .session import Place, Session, SessionLog, restored
-from .storage import Store, files
+from .storage import Store, files, legacy
 from .storage.document import META, first_metadata
 from .storage.memory import MemoryStore
 from .storage.places import place_of
@@ -72,7 +72,7 @@ class Opening:
         return await trio.to_thread.run_sync(newest, self.cwd, self.session_dir, abandon_on_cancel=True)
 
     async def load(self, path: str) -> Session:
-        """Raises what opening a file raises, and :class:`CwdMissing`."""
+        """Raises what opening a file raises, and :class:`CwdMissing`. One of an earlier version migrates (S-18)."""
         store, history, place = await trio.to_thread.run_sync(self._open, path, abandon_on_cancel=True)
         return await self._serve(store, history, "persistent", place)
 
@@ -93,10 +93,17 @@ class Opening:
         return store, self._place(store)
 
     def _open(self, path: str) -> tuple[Store, History, Place]:
-        store, history = files.open_session(self.services.fs, path, durable=self.services.durable)
-        if not os.path.isdir(store.meta.cwd):
+        fs, durable = self.services.fs, self.services.durable
+        if path.endswith(legacy.SUFFIX):
+            path = legacy.migrate(
+                fs, path, model=self.model, permission=self.permission, require_cwd=_require_cwd, durable=durable
+            )
+        store, history = files.open_session(fs, path, durable=durable)
+        try:
+            _require_cwd(store.meta.cwd)
+        except CwdMissing:
             store.close()
-            raise CwdMissing(f"{store.meta.cwd}, the directory of this session, does not exist any more")
+            raise
         place = self._place(store)
         self.services.catalog.highest(store.meta.cwd, place.session_dir)
         return store, history, place
@@ -124,6 +131,11 @@ class Opening:
         return session
 
 
+def _require_cwd(cwd: str) -> None:
+    if not os.path.isdir(cwd):
+        raise CwdMissing(f"{cwd}, the directory of this session, does not exist any more")
+
+
 async def wanted_places(params: RuntimeOpenParams) -> Wanted:
     """The same workspace and session however they are spelled (K-11). Raises :class:`CwdMissing` and ``Invalid``."""
 
@@ -140,12 +152,14 @@ async def wanted_places(params: RuntimeOpenParams) -> Wanted:
 
 
 async def directory_of(path: str) -> str | None:
-    """The directory of the session whose ``meta.json`` that is, None where the path is no such file's."""
+    """The directory of the session whose ``meta.json`` or ``<id>.jsonl`` that is, None where it is no such path."""
     return await trio.to_thread.run_sync(_directory, path, abandon_on_cancel=True)
 
 
 def _directory(path: str) -> str | None:
     # Its directory may be spelled in any way; the file itself must not be a link.
+    if path.endswith(legacy.SUFFIX):
+        return os.path.realpath(path.removesuffix(legacy.SUFFIX))  # where it is once it has migrated
     return os.path.realpath(os.path.dirname(path)) if os.path.basename(path) == META else None
 
 

@@ -49,6 +49,12 @@ class RunRecord(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
         return RunResult(run_id=self.run_id, outcome=self.outcome, saved=saved, error=self.error)
 
 
+class TimingRecord(Struct, frozen=True, tag_field="type", tag="timing"):
+    """A timing of an earlier version, as it was: nothing else of its run was kept, and nothing is inferred (P-6)."""
+
+    timing: PromptTiming
+
+
 class _Kind(Struct):
     role: str | None = None
     type: str | None = None
@@ -57,6 +63,7 @@ class _Kind(Struct):
 _kind = msgspec.json.Decoder(_Kind)
 _message: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 _run = msgspec.json.Decoder(RunRecord)
+_timing = msgspec.json.Decoder(TimingRecord)
 _encoder = msgspec.json.Encoder()
 
 
@@ -96,6 +103,8 @@ class History:
                 self.places.append(len(self.lines))
             elif kind.type == "run":
                 self._fold_run(_run.decode(line))
+            elif kind.type == "timing":
+                self.timings.append(_timing.decode(line).timing)
             elif kind.type is None:
                 raise Malformed("a record has neither role nor type")
             # Any other type is a newer writer's record that minReader lets us skip; it stays in place (S-27).

@@ -18,8 +18,10 @@ from msgspec import Struct
 from . import FORMAT, Metadata, SessionMalformed, SessionMissing, SessionUnsupported, StorageError
 from .document import META
 from .fs import DIRECTORY, READ, FileSystem, Touched, canonical, explain, failing, opened, printable, touched
+from .legacy import SUFFIX
 from .places import place_of, workspace_key
 from .reading import HISTORY, read_metadata
+from .version2 import VERSION, lines_of
 
 
 class Row(Struct, frozen=True):
@@ -80,7 +82,6 @@ class _Header(Struct):
 
 
 _header = msgspec.json.Decoder(_Header)
-_HEADER = 64 * 1024
 
 
 class Catalog:
@@ -166,7 +167,7 @@ class Catalog:
                 if now is not before.get(name) and isinstance(now.found, Row):
                     self.note(now.found.meta.cwd, now.found.meta.updated_at)
             self._seen[place] = seen
-            return tuple(one.found for one in seen.values() if one.found is not None)
+            return tuple(one.found for name, one in seen.items() if one.found and not _is_moved(name, one.found, seen))
 
     def _look(
         self, place: str, names: Sequence[tuple[str, bool]], before: Mapping[str, _Seen], *, derived: bool
@@ -178,6 +179,12 @@ class Catalog:
             look = _Look(self._fs, place, fd, derived)
             for name, is_directory in names:
                 yield name, look.at(name, before.get(name), is_directory=is_directory)
+
+
+def _is_moved(name: str, found: Found, seen: Mapping[str, _Seen]) -> bool:
+    """A one-file session whose new form is there is left over from a migration that was cut off at its end."""
+    beside = seen.get(name.removesuffix(SUFFIX)) if isinstance(found, Legacy) else None
+    return beside is not None and beside.found is not None
 
 
 def _sort_in(listing: Listing, found: Found, workspace: str | None) -> None:
@@ -216,7 +223,7 @@ class _Look:
 
     def at(self, name: str, before: _Seen | None, *, is_directory: bool) -> _Seen:
         file = f"{name}/{META}" if is_directory else name
-        if not is_directory and not name.endswith(".jsonl"):
+        if name.startswith(".") or not (is_directory or name.endswith(SUFFIX)):
             return _Seen(None, None)
         try:
             stat = self.fs.stat(file, dir_fd=self.fd)
@@ -256,14 +263,17 @@ class _Look:
 
     def _legacy(self, name: str) -> Found:
         with opened(self.fs, name, READ, dir_fd=self.fd) as fd:
-            head, newline, _ = self.fs.read(fd, _HEADER, 0).partition(b"\n")
+            _, head = next(lines_of(self.fs, fd, self.fs.fstat(fd).st_size), (0, b""))
         try:
             header = _header.decode(head)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return Unsupported()
-        if header.format != FORMAT or header.version != 2 or not newline:
-            return Unsupported(header.cwd)
-        return Legacy(self._path(name), header.cwd)
+        cwd = header.cwd
+        if cwd is not None and cwd.startswith("/") and "\0" not in cwd:
+            cwd = canonical(cwd)
+        if header.format != FORMAT or header.version != VERSION:
+            return Unsupported(cwd)
+        return Legacy(self._path(name), cwd)
 
     def _path(self, name: str) -> str:
         """As it is told: of what is not UTF-8 only that it is there."""

@@ -105,6 +105,23 @@ def test_new_continue_session_and_no_session_go_where_they_say(world: World) -> 
     assert json.loads(world.loopctl("status", "--json").stdout)["runtimes"] == before
 
 
+def test_a_one_file_session_of_an_earlier_version_goes_on(world: World) -> None:  # S-18
+    file = world.root / "old.jsonl"
+    head = {"format": "loop-session", "version": 2, "cwd": str(world.workspace)}
+    lines = (head, {"role": "user", "content": "long ago"}, {"role": "assistant", "content": "so it was"})
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "so it was" in world.loopctl("messages", "--session", str(file)).stdout
+    assert file.exists()  # reading is no opening
+    ran = world.loopctl("prompt", "and now", "--session", str(file))
+    assert (ran.returncode, ran.stdout, file.exists()) == (0, "and now\n", False)
+    assert world.loopctl("flush", "--session", str(file)).returncode == 0
+    world.kill(signal.SIGKILL)
+    for path in (file, world.root / "old" / "meta.json"):
+        assert world.loopctl("prompt", "again", "--session", str(path)).returncode == 0
+        assert roles(world, "--session", str(path))[:2] == ["user", "assistant"]
+    assert len(roles(world, "--session", str(file))) == 8
+
+
 def test_a_file_that_is_no_session_and_a_path_that_is_nothing_are_refused(world: World) -> None:
     missing = world.loopctl("prompt", "x", "--session", "nothing/meta.json")
     assert missing.returncode == 4

@@ -226,6 +226,10 @@ class Recording(Steps):
         self._do(self._fds[dir_fd], "rename", source, target)
         FileSystem.rename(self, source, target, dir_fd=dir_fd)
 
+    def unlink(self, name: str, *, dir_fd: int) -> None:
+        self._do(self._fds[dir_fd], "unlink", name, None)
+        FileSystem.unlink(self, name, dir_fd=dir_fd)
+
     def fsync(self, fd: int) -> None:
         node = self.nodes[self._fds[fd]]
         if self.drop != node.label:
@@ -274,6 +278,8 @@ def _entries(done: list[tuple[Any, ...]]) -> dict[str, int]:
     for what, name, value in done:
         if what == "link":
             entries[name] = value
+        elif what == "unlink":
+            del entries[name]
         else:
             entries[value] = entries.pop(name)
     return entries

@@ -140,7 +140,8 @@ def test_lines_that_do_not_fit_together_are_refused(keep: slice, reason: str, se
 
 
 @pytest.mark.parametrize(
-    "line", [b"\n", b"[]\n", b"{}\n", b'{"role":"user"}\n', b'{"role":"king"}\n', b"[" * 9000 + b"\n"]
+    "line",
+    [b"\n", b"[]\n", b"{}\n", b'{"role":"user"}\n', b'{"role":"king"}\n', b'{"type":"timing"}\n', b"[" * 9000 + b"\n"],
 )
 def test_a_line_that_is_no_record_is_refused_where_it_starts(line: bytes, session: Path) -> None:  # S-5
     lines = (session / "history.jsonl").read_bytes().splitlines(keepends=True)[:5]
