@@ -216,7 +216,8 @@ class _Look:
 
     def at(self, name: str, before: _Seen | None, *, is_directory: bool) -> _Seen:
         file = f"{name}/{META}" if is_directory else name
-        if not is_directory and not name.endswith(".jsonl"):
+        # A hidden directory is a session that is being made or removed, whole or not.
+        if name.startswith(".") or (not is_directory and not name.endswith(".jsonl")):
             return _Seen(None, None)
         try:
             stat = self.fs.stat(file, dir_fd=self.fd)
