@@ -240,6 +240,8 @@ def test_little_room_is_a_note(tmp_path: Path) -> None:
 
 def test_findings_come_session_by_session(tmp_path: Path) -> None:
     for _ in range(5):
-        Path(_session(tmp_path).path or "").write_bytes(b"{")
+        store = _session(tmp_path)
+        store.close()
+        Path(store.path or "").write_bytes(b"{")
     checkup = Checkup(Steps(), str(tmp_path / "data"), [], os.geteuid())
     assert [checkup.sessions for _ in checkup.everything()][:5] == [1, 2, 3, 4, 5]
