@@ -21,7 +21,7 @@ from .copies import copies_in, read_copy, standing
 from .document import META
 from .files import read_session
 from .fs import BLOCK, DIRECTORY, READ, FileSystem, explain, failing, opened
-from .places import workspace_key
+from .places import beside, workspace_key
 from .reading import HISTORY
 
 JOURNAL = "run.journal"
@@ -30,6 +30,9 @@ _KNOWN = {META, HISTORY, JOURNAL, f"{JOURNAL}.old"} | _LEFTOVERS
 _AT_THE_TOP = {"sessions", "rescue", "loopd.log"}
 # Below this a session or two may be all that still fits.
 _LITTLE_ROOM = 64 * 1024 * 1024
+
+
+Files = dict[str, os.stat_result]
 
 
 class Finding(Struct, frozen=True, omit_defaults=True):
@@ -58,6 +61,7 @@ class Checkup:
     legacy: int = 0
     unsupported: int = 0
     copies: int = 0
+    _seen_cwd: tuple[str, bool] = ("", False)
 
     def everything(self) -> Iterator[Finding]:
         """The data directory, each of its sessions, and the places for rescue copies."""
@@ -82,14 +86,15 @@ class Checkup:
             with failing("look at", directory, then="try again"), opened(self.fs, directory, DIRECTORY) as fd:
                 holder = self.fs.lock_holder(fd)
                 yield from self._private(directory, self.fs.fstat(fd))
-                yield from self._files(directory, self._stats(directory), is_open=holder is not None)
+                files = dict(self._stats(fd))
+                yield from self._files(directory, files, is_open=holder is not None)
         except StorageError as error:
             if not isinstance(error.__cause__, FileNotFoundError):  # removed meanwhile: not there to be judged
                 yield Finding("fault", directory, str(error))
             return
         if holder:
             yield Finding("note", path, f"is open in process {holder}")
-        yield from self._contents(path, is_open=holder is not None, derived=derived)
+        yield from self._contents(path, files, is_open=holder is not None, derived=derived)
 
     # --- places -------------------------------------------------------------------------------------------------------
 
@@ -155,8 +160,8 @@ class Checkup:
 
     # --- one session --------------------------------------------------------------------------------------------------
 
-    def _files(self, directory: str, stats: list[tuple[str, os.stat_result]], *, is_open: bool) -> Iterator[Finding]:
-        for name, of in stats:
+    def _files(self, directory: str, files: Files, *, is_open: bool) -> Iterator[Finding]:
+        for name, of in files.items():
             path = os.path.join(directory, name)
             if stat.S_ISLNK(of.st_mode) or name not in _KNOWN:
                 yield self._stray(path, of)
@@ -165,41 +170,47 @@ class Checkup:
             if name in _LEFTOVERS and not is_open:
                 yield Finding("note", path, "was left by a write that was cut off", "the next save replaces it")
 
-    def _contents(self, path: str, *, is_open: bool, derived: bool) -> Iterator[Finding]:
+    def _contents(self, path: str, files: Files, *, is_open: bool, derived: bool) -> Iterator[Finding]:
         try:
             meta, _ = read_session(self.fs, path)
         except SessionUnsupported as error:
             self.unsupported += 1
             yield Finding("note", path, str(error), "a newer loopd reads it")
         except SessionMissing:
-            yield self._without_metadata(path)
+            yield self._without_metadata(path, files)
         except (SessionMalformed, StorageError) as error:
             yield Finding("fault", path, str(error), "put the file back from a backup, or delete the session")
         else:
-            yield from self._whole(path, meta, is_open=is_open, derived=derived)
+            yield from self._whole(path, meta, derived=derived)
+            if not is_open:  # what a save or a run is writing right now is no leftover
+                yield from self._beyond(path, meta, files)
 
-    def _without_metadata(self, path: str) -> Finding:
-        directory = os.path.dirname(path)
-        with suppress(OSError):
-            if size := self.fs.stat(os.path.join(directory, HISTORY)).st_size:
-                return Finding("fault", path, f"is missing beside {size} bytes of history", "put it back from a backup")
-        return Finding("note", directory, "is an empty session whose creation was cut off", "remove it")
+    def _without_metadata(self, path: str, files: Files) -> Finding:
+        if size := files[HISTORY].st_size if HISTORY in files else 0:
+            return Finding("fault", path, f"is missing beside {size} bytes of history", "put it back from a backup")
+        return Finding("note", os.path.dirname(path), "is an empty session whose creation was cut off", "remove it")
 
-    def _whole(self, path: str, meta: Metadata, *, is_open: bool, derived: bool) -> Iterator[Finding]:
-        directory = os.path.dirname(path)
-        if derived and workspace_key(meta.cwd) != os.path.basename(os.path.dirname(directory)):
+    def _whole(self, path: str, meta: Metadata, *, derived: bool) -> Iterator[Finding]:
+        place = os.path.basename(os.path.dirname(os.path.dirname(path)))
+        if derived and workspace_key(meta.cwd) != place:
             yield Finding("fault", path, f"its cwd {meta.cwd!r} does not belong into this directory", "move it back")
-        with suppress(OSError):
-            beyond = self.fs.stat(os.path.join(directory, HISTORY)).st_size - meta.committed.bytes
-            if beyond and not is_open:
-                told = f"has {beyond} bytes that were never published, and are ignored"
-                yield Finding("note", os.path.join(directory, HISTORY), told, "the next save cuts them off")
-        try:
-            self.fs.stat(os.path.join(meta.cwd, "."))
-        except OSError:
+        if self._seen_cwd[0] != meta.cwd:  # a place's sessions share it
+            self._seen_cwd = (meta.cwd, self._is_there(meta.cwd))
+        if not self._seen_cwd[1]:
             yield Finding("note", path, f"its directory {meta.cwd} does not exist any more", "it opens once that does")
-        if not is_open:
-            yield from self._journal(os.path.join(directory, JOURNAL), meta)
+
+    def _is_there(self, path: str) -> bool:
+        with suppress(OSError):
+            return stat.S_ISDIR(self.fs.stat(os.path.join(path, ".")).st_mode)
+        return False
+
+    def _beyond(self, path: str, meta: Metadata, files: Files) -> Iterator[Finding]:
+        history = beside(path, HISTORY)
+        if beyond := files[HISTORY].st_size - meta.committed.bytes if HISTORY in files else 0:
+            told = f"has {beyond} bytes that were never published, and are ignored"
+            yield Finding("note", history, told, "the next save cuts them off")
+        if JOURNAL in files:
+            yield from self._journal(beside(path, JOURNAL), meta)
 
     def _journal(self, path: str, meta: Metadata) -> Iterator[Finding]:
         """What a run had said when its daemon died counts only after the very commit that the run began with."""
@@ -241,14 +252,12 @@ class Checkup:
 
     def _entries(self, path: str) -> list[tuple[str, os.stat_result]]:
         try:
-            return self._stats(path)
+            with opened(self.fs, os.path.join(path, "."), DIRECTORY) as fd:
+                return list(self._stats(fd))
         except OSError:  # `_directory` tells
             return []
 
-    def _stats(self, path: str) -> list[tuple[str, os.stat_result]]:
-        found: list[tuple[str, os.stat_result]] = []
-        with opened(self.fs, os.path.join(path, "."), DIRECTORY) as fd:
-            for name, _ in sorted(self.fs.scan(fd)):
-                with suppress(FileNotFoundError):  # removed meanwhile
-                    found.append((name, self.fs.stat(name, dir_fd=fd)))
-        return found
+    def _stats(self, directory: int) -> Iterator[tuple[str, os.stat_result]]:
+        for name, _ in sorted(self.fs.scan(directory)):
+            with suppress(FileNotFoundError):  # removed meanwhile
+                yield name, self.fs.stat(name, dir_fd=directory)
