@@ -139,6 +139,7 @@ def _put_whole(fs: FileSystem, copy: Copy, path: str, data_dir: str) -> FileStor
         before = structs.replace(copy.meta, committed=_nothing_before(copy.meta))
         store = FileStore(fs, os.path.join(hidden, META), held, before, copy.document, 0, durable=True)
         try:
+            _require_hidden(fs, held, hidden)
             _empty(fs, held)  # of an attempt that was cut off
             store.commit(_snapshot(copy, {}), rewrite=True)
             _show(fs, place, hidden, directory)
@@ -148,6 +149,15 @@ def _put_whole(fs: FileSystem, copy: Copy, path: str, data_dir: str) -> FileStor
             store.close()
             raise
     return store
+
+
+def _require_hidden(fs: FileSystem, held: int, hidden: str) -> None:
+    """Whoever does the same may have renamed it just before we had the lock: then what we hold is the session."""
+    with suppress(FileNotFoundError):
+        ours, there = fs.fstat(held), fs.stat(hidden)
+        if (ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino):
+            return
+    raise Refused("another process has just put it back: apply again")
 
 
 def _nothing_before(meta: Metadata) -> Committed:

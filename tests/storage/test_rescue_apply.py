@@ -184,6 +184,22 @@ def test_what_is_left_of_a_session_without_metadata_is_not_written_over(lost: Lo
     assert os.listdir(lost.session.parent) == [ID]
 
 
+def test_of_two_at_once_the_slower_one_does_not_touch_what_the_faster_one_put_back(lost: Lost) -> None:
+    """The slower one has opened the hidden directory, and gets its lock when that has become the session."""
+    shutil.rmtree(lost.session)
+    shutil.copytree(lost.copy, lost.copy + "-2")
+
+    class Overtaken(Steps):
+        def lock(self, fd: int) -> None:
+            apply(Steps(), lost.copy + "-2", data_dir=str(lost.root / "data"))
+            super().lock(fd)
+
+    with pytest.raises(Refused, match="another process has just put it back"):
+        lost.put_back(Overtaken())
+    assert lost.lines() == lost.talk.history.lines
+    assert lost.put_back().already
+
+
 def test_of_two_copies_that_continue_one_another_both_are_put_back_in_either_order(tmp_path: Path) -> None:
     for order in (0, 1), (1, 0):
         lost = Lost(tmp_path / str(order))
