@@ -73,7 +73,8 @@ class View:
                 note(f"another session is current now: {new.path or new.session_id}")
             case SessionClosed(reason=reason, rescue=rescue):
                 self.end_line()
-                note(f"the session was closed: {reason}" + (f"; what was unsaved is in {rescue}" if rescue else ""))
+                lost = f"; `loopd rescue apply {rescue}` puts back what was unsaved" if rescue else ""
+                note(f"the session was closed: {reason}{lost}")
             case RunSettled() as settled if self._prompts:
                 self.end_line()
                 outcome(settled.outcome, settled.error)

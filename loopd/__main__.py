@@ -13,7 +13,7 @@ import trio
 
 from loop_protocol import paths
 
-from . import __version__, systemd
+from . import __version__, commands, systemd
 from .agent.tools import session_tools
 from .agent.tools.process import become_subreaper
 from .concealment import conceal_environment
@@ -25,6 +25,7 @@ from .server import CannotServe, Listener, inherited, listen
 from .services import Services
 from .storage.catalog import Catalog
 from .storage.fs import FileSystem
+from .storage.rescue import rescue_roots
 
 EX_CONFIG = 78
 EX_UNAVAILABLE = 69
@@ -35,17 +36,19 @@ SWITCH_INTERVAL_S = 0.0005
 log = logging.getLogger("loopd")
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="loopd")
-@click.option("--socket", metavar="PATH", help="Serve here. [default: $LOOPD_SOCKET, else below $XDG_RUNTIME_DIR]")
-@click.option(
-    "--data-dir", metavar="DIR", help="Keep sessions here. [default: $LOOPD_DATA_DIR, else ~/.local/state/loopd]"
+@click.group(
+    cls=commands.Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]}
 )
-@click.option("--config", metavar="FILE", help="Settings. [default: $LOOPD_CONFIG, else ~/.config/loopd/config.toml]")
+@click.version_option(__version__, prog_name="loopd")
+@commands.socket
+@commands.data_dir
+@commands.config
 @click.option("--log-file", metavar="FILE", help="Log here instead of to stderr.")
-@click.option("--rescue-dir", metavar="DIR", help="A further place for rescue copies of what cannot be saved.")
+@commands.rescue_dir
 @click.option("--on-demand", is_flag=True, hidden=True, help="Somebody starts it again when it is needed.")
+@click.pass_context
 def main(
+    ctx: click.Context,
     socket: str | None,
     data_dir: str | None,
     config: str | None,
@@ -53,7 +56,10 @@ def main(
     rescue_dir: str | None,
     on_demand: bool,
 ) -> None:
-    """The session daemon: serves in the foreground until it gets a TERM or is drained."""
+    """The session daemon: serves in the foreground until it gets a TERM or is drained, unless a command is named."""
+    if ctx.invoked_subcommand is not None:
+        ctx.default_map = commands.given_before(socket=socket, data_dir=data_dir, config=config, rescue_dir=rescue_dir)
+        return
     umask = os.umask(0o077)
     # Until the daemon listens to them: killed in between it would leave its socket behind.
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
@@ -78,12 +84,6 @@ def main(
 def services_for(settings: Config, *, data_dir: str, umask: int, rescue_dir: str | None = None) -> Services:
     """What a real daemon's sessions share. ``umask`` is what the daemon was started with, for what tools make."""
     fs = FileSystem()
-    roots = [os.path.join(data_dir, "rescue")]
-    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    if os.path.isabs(runtime):
-        roots.append(os.path.join(runtime, "loopd", "rescue"))
-    if rescue_dir:
-        roots.append(rescue_dir)
     return Services(
         config=settings,
         clock=Clock(),
@@ -92,7 +92,7 @@ def services_for(settings: Config, *, data_dir: str, umask: int, rescue_dir: str
         fs=fs,
         catalog=Catalog(fs, data_dir),
         data_dir=data_dir,
-        rescue_roots=roots,
+        rescue_roots=rescue_roots(data_dir, os.environ, rescue_dir),
         environ=dict(os.environ),
     )
 

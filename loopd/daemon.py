@@ -270,7 +270,7 @@ class Daemon:
     async def _rescue_one(self, session: Session) -> None:
         try:
             self._rescued[session.core.id] = path = await session.saving.rescue()
-            log.error("session %s could not be saved; rescue copy: %s", session.core.id, path)
+            log.error("session %s could not be saved; `loopd rescue apply` takes its copy: %s", session.core.id, path)
         except StorageError as error:
             log.error("session %s: no rescue copy: %s", session.core.id, error)
 

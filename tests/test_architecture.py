@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1]
 # A module imports what stands in a lower row, never its own row or a higher one; a package is one entry.
 ORDER = (
     {"__main__"},
+    {"commands"},
     {"daemon"},
     {"server"},
     {"connection"},

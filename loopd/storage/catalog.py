@@ -223,6 +223,7 @@ class _Look:
 
     def at(self, name: str, before: _Seen | None, *, is_directory: bool) -> _Seen:
         file = f"{name}/{META}" if is_directory else name
+        # A hidden directory is a session that is being made or removed, whole or not.
         if name.startswith(".") or not (is_directory or name.endswith(SUFFIX)):
             return _Seen(None, None)
         try:

@@ -77,6 +77,11 @@ class FileSystem:
         with os.scandir(fd) as entries:
             return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
 
+    def room(self, path: str) -> int:
+        """How many bytes may still be written to the file system that holds ``path``."""
+        of = os.statvfs(path)
+        return of.f_bavail * of.f_frsize
+
     def lock(self, fd: int) -> None:
         """Raises BlockingIOError at once if somebody else holds it. ``flock``, because record locks vanish when any
         descriptor of the file is closed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os.path
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -15,6 +15,13 @@ from .fs import DIRECTORY, FileSystem, blocks, failing, make_directories, opened
 from .reading import HISTORY, read_metadata
 
 BASE = "base.json"
+
+
+def rescue_roots(data_dir: str, environ: Mapping[str, str], further: str | None = None) -> list[str]:
+    """The places for copies, in the order in which they are tried: the second is on another file system, as a rule."""
+    runtime = environ.get("XDG_RUNTIME_DIR", "")
+    below_runtime = [os.path.join(runtime, "loopd", "rescue")] if os.path.isabs(runtime) else []
+    return [os.path.join(data_dir, "rescue"), *below_runtime, *([further] if further else [])]
 
 
 @dataclass(slots=True, frozen=True)

@@ -72,6 +72,11 @@ def private_directory(path: str) -> None:
     directory, ours, and closed to all others (D-6).
     """
     _make(path)
+    check_private_directory(path)
+
+
+def check_private_directory(path: str) -> None:
+    """The same of a directory that is there; nothing is made. Raises FileNotFoundError where there is none."""
     fallback = os.path.basename(path) == _fallback_name()
     found = os.lstat(path) if fallback else os.stat(path)
     if not stat.S_ISDIR(found.st_mode):
