@@ -88,12 +88,13 @@ def services_for(settings: Config, *, data_dir: str, umask: int, rescue_dir: str
         config=settings,
         clock=Clock(),
         models=Catalogue(settings, os.environ),
-        tools=session_tools(bash_timeout_s=settings.tools.bash_timeout_s, umask=umask),
+        tools=session_tools(bash_timeout_s=settings.tools.bash_timeout_s),
         fs=fs,
         catalog=Catalog(fs, data_dir),
         data_dir=data_dir,
         rescue_roots=roots,
         environ=dict(os.environ),
+        umask=umask,
     )
 
 

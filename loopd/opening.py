@@ -12,6 +12,7 @@ import trio
 from loop_protocol.v1.methods import RuntimeOpenParams
 from loop_protocol.v1.types import ModelRef, Permission, SessionKind
 
+from .agent import ToolEnvironment
 from .core.history import History
 from .core.inputs import Invalid
 from .event_log import EventLog
@@ -45,7 +46,7 @@ class Opening:
     services: Services
     live: trio.Nursery
     events: EventLog
-    env: dict[str, str]
+    env: ToolEnvironment
     cwd: str
     model: ModelRef
     permission: Permission

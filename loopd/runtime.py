@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 import trio
 
 from loop_protocol.v1 import events as ev
-from loop_protocol.v1.methods import RuntimeOpenParams, RuntimeRow
+from loop_protocol.v1.methods import CallerParams, NewSessionParams, RuntimeOpenParams, RuntimeRow
 
+from .agent import ToolEnvironment
 from .agent.tools.environment import tool_environment
 from .core.guards import Operation
 from .core.inputs import Invalid
@@ -190,7 +191,7 @@ class Runtimes:
         events = EventLog(str(uuid.uuid4()), clock=services.clock, wake=self.pump.wake)
         opening = self._opening_for(
             events,
-            env=tool_environment(params.env, daemon_env=services.environ, extra_names=services.config.tools.env),
+            env=self._environment(params),
             cwd=wanted.cwd,
             model=params.model or services.models.default(),
             permission=params.permission or services.config.default.permission,
@@ -216,22 +217,34 @@ class Runtimes:
         session.on_fault = partial(self._forget, runtime)
         return runtime
 
+    def _environment(self, caller: CallerParams, *, before: ToolEnvironment | None = None) -> ToolEnvironment:
+        """What tools get of the caller. What it does not say stays as ``before``, or else is the daemon's."""
+        services = self.services
+        umask = before.umask if before else services.umask
+        if before is not None and caller.env is None:
+            variables = before.variables
+        else:
+            names = services.config.tools.env
+            variables = tool_environment(caller.env, daemon_env=services.environ, extra_names=names)
+        return ToolEnvironment(variables, umask if caller.umask is None else caller.umask)
+
     def _opening_for(self, events: EventLog, **facts: Any) -> Opening:
         return Opening(services=self.services, live=self._live, events=events, **facts)
 
     # --- replacing and disposing --------------------------------------------------------------------------------------
 
-    def new_session(self, runtime: Runtime) -> Job[Session]:
+    def new_session(self, runtime: Runtime, params: NewSessionParams) -> Job[Session]:
         """Replace the session by an empty one that keeps model, cwd and kind (R-1). Raises ``Refused`` at once."""
         old = runtime.session
-        return old.start(Operation.REPLACE, partial(self._replace, runtime, old))
+        env = self._environment(params, before=old.env)
+        return old.start(Operation.REPLACE, partial(self._replace, runtime, old, env))
 
-    async def _replace(self, runtime: Runtime, old: Session) -> Session:
+    async def _replace(self, runtime: Runtime, old: Session, env: ToolEnvironment) -> Session:
         """In the order of R-4; a failed preparation leaves the old session in place (R-3)."""
         core = old.core
         opening = self._opening_for(
             runtime.events,
-            env=old.env,
+            env=env,
             cwd=core.cwd,
             model=core.model,
             # What the config says, not what the old session had: a new one never inherits more.
