@@ -13,15 +13,14 @@ from typing import Any, TypeVar
 import trio
 
 from loop_protocol.v1 import events as ev
-from loop_protocol.v1.methods import CallerParams, NewSessionParams, RuntimeOpenParams, RuntimeRow
+from loop_protocol.v1.methods import NewSessionParams, RuntimeOpenParams, RuntimeRow
 
 from .agent import ToolEnvironment
-from .agent.tools.environment import tool_environment
 from .core.guards import Operation
 from .core.inputs import Invalid
 from .event_log import EventLog, Pump
 from .job import Job
-from .opening import Opening, Wanted, directory_of, wanted_places
+from .opening import Opening, Wanted, directory_of, environment_for, wanted_places
 from .run import Run
 from .services import Services
 from .session import Session, nobody
@@ -191,7 +190,7 @@ class Runtimes:
         events = EventLog(str(uuid.uuid4()), clock=services.clock, wake=self.pump.wake)
         opening = self._opening_for(
             events,
-            env=self._environment(params),
+            env=environment_for(params, services),
             cwd=wanted.cwd,
             model=params.model or services.models.default(),
             permission=params.permission or services.config.default.permission,
@@ -217,17 +216,6 @@ class Runtimes:
         session.on_fault = partial(self._forget, runtime)
         return runtime
 
-    def _environment(self, caller: CallerParams, *, before: ToolEnvironment | None = None) -> ToolEnvironment:
-        """What tools get of the caller. What it does not say stays as ``before``, or else is the daemon's."""
-        services = self.services
-        umask = before.umask if before else services.umask
-        if before is not None and caller.env is None:
-            variables = before.variables
-        else:
-            names = services.config.tools.env
-            variables = tool_environment(caller.env, daemon_env=services.environ, extra_names=names)
-        return ToolEnvironment(variables, umask if caller.umask is None else caller.umask)
-
     def _opening_for(self, events: EventLog, **facts: Any) -> Opening:
         return Opening(services=self.services, live=self._live, events=events, **facts)
 
@@ -236,7 +224,7 @@ class Runtimes:
     def new_session(self, runtime: Runtime, params: NewSessionParams) -> Job[Session]:
         """Replace the session by an empty one that keeps model, cwd and kind (R-1). Raises ``Refused`` at once."""
         old = runtime.session
-        env = self._environment(params, before=old.env)
+        env = environment_for(params, self.services, before=old.env)
         return old.start(Operation.REPLACE, partial(self._replace, runtime, old, env))
 
     async def _replace(self, runtime: Runtime, old: Session, env: ToolEnvironment) -> Session:
