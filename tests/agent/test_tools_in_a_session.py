@@ -155,6 +155,23 @@ async def test_files_and_images_pass_through_a_session_and_are_stored(tmp_path: 
         await wire.aclose()
 
 
+async def test_what_is_no_text_is_stored_as_text_and_the_session_reopens(tmp_path: Path) -> None:  # K-27
+    model = played(call("bash", command=r"printf 'a\355\240\200b'; ls c*"), text("fine"))
+    async with running(tmp_path, model=model, tools=session_tools(bash_timeout_s=60)) as world:
+        (tmp_path / "ws" / os.fsdecode(b"c\xff")).touch()
+        wire = await world.connect()
+        opened = await wire.open(world, attach=False, **FULL)
+        params = {"sessionId": opened["sessionId"], "content": "go", "wait": True}
+        assert (await wire.call("session/prompt", params))["saved"]
+        before = await messages(wire, opened["sessionId"])
+        assert before[2]["content"][0]["text"] == "a\ufffd\ufffd\ufffdbc\ufffd\n"
+        await wire.call("runtime/dispose", {"runtimeId": opened["runtimeId"]})
+        session = {"kind": "open", "path": opened["path"]}
+        again = await wire.call("runtime/open", {"cwd": world.cwd, "session": session})
+        assert await messages(wire, again["sessionId"]) == before
+        await wire.aclose()
+
+
 async def test_each_session_makes_files_with_the_umask_of_who_opened_it(tmp_path: Path) -> None:
     """At the same time, in one process that has another umask; who did not say gets the usual one."""
     asked: list[tuple[str, dict[str, Any], int]] = [

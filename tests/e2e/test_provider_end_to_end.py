@@ -119,6 +119,17 @@ def test_no_tool_reads_a_key_from_the_daemon(world: World) -> None:  # K-31
     assert KEY not in seen.stdout + seen.stderr
 
 
+def test_a_key_that_only_the_shell_has_is_told_and_a_restart_brings_it_to_the_daemon(world: World) -> None:
+    missing = "ANTHROPIC_API_KEY is set here, but not in the running daemon"
+    assert world.loopctl("prompt", "hello").returncode == 0
+    for arguments in (("models",), ("prompt", "hello")):
+        assert missing in world.loopctl(*arguments, ANTHROPIC_API_KEY=KEY).stderr
+    assert world.loopctl("daemon", "restart", ANTHROPIC_API_KEY=KEY).returncode == 0
+    listed = world.loopctl("models", ANTHROPIC_API_KEY=KEY)
+    assert missing not in listed.stderr
+    assert "*  anthropic/" in listed.stdout
+
+
 def _practice_only(world: World) -> Any:
     config = world.root / "practice.toml"
     config.write_text('[default]\nmodel = "practice/echo"\n')
