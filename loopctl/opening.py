@@ -16,7 +16,7 @@ from loop_protocol.v1.types import ModelRef, SessionState
 
 from .reach import ANSWER
 from .terminal import note
-from .whereabouts import callers_environment, here
+from .whereabouts import callers_environment, callers_umask, here
 
 # The runtime that a refusal names may be gone when we join it, and another one may be there then.
 TRIES = 5
@@ -96,12 +96,17 @@ def _say_if_unexpected(client: Client, wish: Wish, state: SessionState) -> None:
 
 
 def _renewed(client: Client, runtime_id: str) -> str:
-    replaced: ReplaceResult = client.call("runtime/newSession", {"runtimeId": runtime_id}, timeout=ANSWER)
+    request = {"runtimeId": runtime_id, **_caller()}
+    replaced: ReplaceResult = client.call("runtime/newSession", request, timeout=ANSWER)
     return replaced.runtime_id
 
 
+def _caller() -> dict[str, Any]:
+    return {"env": callers_environment(), "umask": callers_umask()}
+
+
 def _request(wish: Wish) -> dict[str, Any]:
-    request: dict[str, Any] = {"cwd": here(), "env": callers_environment()}
+    request: dict[str, Any] = {"cwd": here(), **_caller()}
     match wish.way:
         case Way.CURRENT | Way.NEW:
             request["session"] = {"kind": "new"}

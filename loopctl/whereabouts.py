@@ -28,6 +28,12 @@ def callers_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name in _CALLERS_ENVIRONMENT or name.startswith("LC_")}
 
 
+def callers_umask() -> int:
+    umask = os.umask(0o077)  # it can only be read by setting it
+    os.umask(umask)
+    return umask
+
+
 def runtimes(client: Client) -> list[RuntimeRow]:
     rows: list[RuntimeRow] = client.call("runtime/list", timeout=ANSWER).runtimes
     return rows

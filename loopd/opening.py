@@ -9,9 +9,11 @@ from functools import partial
 
 import trio
 
-from loop_protocol.v1.methods import RuntimeOpenParams
+from loop_protocol.v1.methods import CallerParams, RuntimeOpenParams
 from loop_protocol.v1.types import ModelRef, Permission, SessionKind
 
+from .agent import ToolEnvironment
+from .agent.tools.environment import tool_environment
 from .core.history import History
 from .core.inputs import Invalid
 from .event_log import EventLog
@@ -45,7 +47,7 @@ class Opening:
     services: Services
     live: trio.Nursery
     events: EventLog
-    env: dict[str, str]
+    env: ToolEnvironment
     cwd: str
     model: ModelRef
     permission: Permission
@@ -134,6 +136,19 @@ class Opening:
 def _require_cwd(cwd: str) -> None:
     if not os.path.isdir(cwd):
         raise CwdMissing(f"{cwd}, the directory of this session, does not exist any more")
+
+
+def environment_for(
+    caller: CallerParams, services: Services, *, before: ToolEnvironment | None = None
+) -> ToolEnvironment:
+    """What tools get of the caller. What it does not say stays as ``before``, or else is the daemon's."""
+    umask = before.umask if before else services.umask
+    if before is not None and caller.env is None:
+        variables = before.variables
+    else:
+        names = services.config.tools.env
+        variables = tool_environment(caller.env, daemon_env=services.environ, extra_names=names)
+    return ToolEnvironment(variables, umask if caller.umask is None else caller.umask)
 
 
 async def wanted_places(params: RuntimeOpenParams) -> Wanted:

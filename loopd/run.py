@@ -22,6 +22,7 @@ from .agent import (
     ThinkingDelta,
     ToolCallDelta,
     ToolEnded,
+    ToolEnvironment,
     ToolOutcome,
     ToolOutput,
     ToolStarted,
@@ -85,7 +86,7 @@ class Conversation:
 
 
 async def generate(
-    run: Run, core: SessionCore, conversation: Conversation, services: Services, env: dict[str, str]
+    run: Run, core: SessionCore, conversation: Conversation, services: Services, env: ToolEnvironment
 ) -> ErrorInfo | None:
     """Run a fresh agent from the history to its end (S-1). What went wrong is the run's outcome, never an exception."""
     try:

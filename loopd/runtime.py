@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 import trio
 
 from loop_protocol.v1 import events as ev
-from loop_protocol.v1.methods import RuntimeOpenParams, RuntimeRow
+from loop_protocol.v1.methods import NewSessionParams, RuntimeOpenParams, RuntimeRow
 
-from .agent.tools.environment import tool_environment
+from .agent import ToolEnvironment
 from .core.guards import Operation
 from .core.inputs import Invalid
 from .event_log import EventLog, Pump
 from .job import Job
-from .opening import Opening, Wanted, directory_of, wanted_places
+from .opening import Opening, Wanted, directory_of, environment_for, wanted_places
 from .run import Run
 from .services import Services
 from .session import Session, nobody
@@ -190,7 +190,7 @@ class Runtimes:
         events = EventLog(str(uuid.uuid4()), clock=services.clock, wake=self.pump.wake)
         opening = self._opening_for(
             events,
-            env=tool_environment(params.env, daemon_env=services.environ, extra_names=services.config.tools.env),
+            env=environment_for(params, services),
             cwd=wanted.cwd,
             model=params.model or services.models.default(),
             permission=params.permission or services.config.default.permission,
@@ -221,17 +221,18 @@ class Runtimes:
 
     # --- replacing and disposing --------------------------------------------------------------------------------------
 
-    def new_session(self, runtime: Runtime) -> Job[Session]:
+    def new_session(self, runtime: Runtime, params: NewSessionParams) -> Job[Session]:
         """Replace the session by an empty one that keeps model, cwd and kind (R-1). Raises ``Refused`` at once."""
         old = runtime.session
-        return old.start(Operation.REPLACE, partial(self._replace, runtime, old))
+        env = environment_for(params, self.services, before=old.env)
+        return old.start(Operation.REPLACE, partial(self._replace, runtime, old, env))
 
-    async def _replace(self, runtime: Runtime, old: Session) -> Session:
+    async def _replace(self, runtime: Runtime, old: Session, env: ToolEnvironment) -> Session:
         """In the order of R-4; a failed preparation leaves the old session in place (R-3)."""
         core = old.core
         opening = self._opening_for(
             runtime.events,
-            env=old.env,
+            env=env,
             cwd=core.cwd,
             model=core.model,
             # What the config says, not what the old session had: a new one never inherits more.

@@ -28,6 +28,7 @@ class Services:
     data_dir: str
     rescue_roots: Sequence[str]
     environ: dict[str, str]
+    umask: int = 0o022  # of tools whose caller did not say
     # A whole history is in memory while it is read: not all of 64 requests at once.
     reading: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(2))
     draining: bool = False

@@ -16,6 +16,7 @@ import trio
 from loop_protocol.v1 import events as ev
 from loop_protocol.v1.types import ModelRef, Permission, SessionKind, SessionState, UserMessage
 
+from .agent import ToolEnvironment
 from .core.announce import Announce, Silent
 from .core.guards import Operation, Refused
 from .core.history import History
@@ -98,7 +99,7 @@ class Session:
         store: Store,
         services: Services,
         events: EventLog,
-        env: dict[str, str],
+        env: ToolEnvironment,
         place: Place | None,
     ) -> None:
         self.core = core

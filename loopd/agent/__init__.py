@@ -168,13 +168,22 @@ class ToolOutcome:
 
 
 @dataclass(slots=True, frozen=True)
+class ToolEnvironment:
+    """What tools take over from whoever opened the session: all ``variables`` of their processes, and the ``umask`` of
+    these and of the files that they make."""
+
+    variables: dict[str, str]
+    umask: int = 0o022
+
+
+@dataclass(slots=True, frozen=True)
 class ToolScope:
-    """What one call may use. ``output`` shows text while it runs; ``env`` is the whole environment of children;
-    ``accepts`` is the kinds of input that the model takes."""
+    """What one call may use. ``output`` shows text while it runs; ``accepts`` is the kinds of input that the model
+    takes."""
 
     call_id: str
     cwd: str
-    env: dict[str, str]
+    env: ToolEnvironment
     permission: Permission
     output: Callable[[str], None]
     accepts: frozenset[str] = frozenset({"text"})

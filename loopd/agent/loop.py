@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -27,6 +27,7 @@ from loopd.agent import (
     RunContext,
     Tool,
     ToolEnded,
+    ToolEnvironment,
     ToolOutcome,
     ToolOutput,
     ToolScope,
@@ -49,7 +50,7 @@ class Agent:
     input: ModelInput
     system: str
     cwd: str
-    env: Mapping[str, str]
+    env: ToolEnvironment
     permission: Permission
     max_output_tokens: int | None = None
 
@@ -77,7 +78,7 @@ class Agent:
         def show(text: str) -> None:
             context.say(ToolOutput(call.id, _valid(text)))
 
-        scope = ToolScope(call.id, self.cwd, dict(self.env), self.permission, show, self.model.input)
+        scope = ToolScope(call.id, self.cwd, self.env, self.permission, show, self.model.input)
         context.say(ToolStarted(call))
         outcome = _cut_off() if cut else await self._outcome(call, scope)
         context.say(ToolEnded(call.id, outcome.is_error))

@@ -32,10 +32,10 @@ def runtime_list(call: Call, _: m.NoParams) -> m.RuntimeListResult:
     return m.RuntimeListResult([runtime.row() for runtime in call.runtimes.by_id.values()])
 
 
-def runtime_new_session(call: Call, params: m.RuntimeParams) -> Callable[[], Awaitable[m.ReplaceResult]]:
+def runtime_new_session(call: Call, params: m.NewSessionParams) -> Callable[[], Awaitable[m.ReplaceResult]]:
     runtime = call.runtimes.runtime(params.runtime_id)
     old = runtime.session
-    job = call.runtimes.new_session(runtime)
+    job = call.runtimes.new_session(runtime, params)
 
     async def replaced() -> m.ReplaceResult:
         await job.wait()

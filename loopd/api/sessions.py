@@ -46,8 +46,14 @@ def _encoded(listing: Listing, live: frozenset[str]) -> Raw:
         legacy=listing.legacy,
         unsupported=listing.unsupported,
     )
-    rows = b",".join(msgspec.json.encode(_row(row, live=row.meta.id in live)) for row in listing.rows)
-    return Raw(b'{"sessions":[' + rows + b"]," + msgspec.json.encode(result).removeprefix(b'{"sessions":[],'))
+    encode = msgspec.json.Encoder().encode
+    body = bytearray(b'{"sessions":[')
+    for row in listing.rows:
+        body += encode(_row(row, live=row.meta.id in live)) + b","
+    if listing.rows:
+        del body[-1:]
+    body += encode(result).removeprefix(b'{"sessions":[')
+    return Raw(body)
 
 
 def _row(row: Row, *, live: bool) -> SessionRow:

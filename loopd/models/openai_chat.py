@@ -85,7 +85,7 @@ class OpenAIChat:
     def _body(self, request: ModelRequest) -> bytes:
         """The history goes in as the bytes that it is kept as: what is encoded here does not grow with it."""
         system = encode({"role": "system", "content": request.system}) if request.system else b""
-        messages = b",".join(part for part in (system, bytes(request.input.encoded)) if part)
+        messages = b",".join(part for part in (system, request.input.encoded) if part)
         rest: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
         if request.tools:
             rest["tools"] = [_tool(tool) for tool in request.tools]

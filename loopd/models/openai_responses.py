@@ -87,7 +87,7 @@ class OpenAIResponses:
             rest["reasoning"] = {"effort": self.ref.effort, "summary": "auto"}
         offered = b',"tools":%b' % tools if request.tools else b""
         form = b'{"model":%b,"input":[%b]%b,%b'
-        return form % (encode(self.ref.id), bytes(request.input.encoded), offered, encode(rest)[1:])
+        return form % (encode(self.ref.id), request.input.encoded, offered, encode(rest)[1:])
 
 
 def _item(block: AssistantBlock) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from .reading import HISTORY, read_metadata
 from .version2 import VERSION, lines_of
 
 
-class Row(Struct, frozen=True):
+class Row(Struct, frozen=True, gc=False):
     path: str
     meta: Metadata
 
@@ -68,7 +68,7 @@ class Listing:
 _SETTLED_NS = 100_000_000
 
 
-class _Seen(Struct, frozen=True):
+class _Seen(Struct, frozen=True, gc=False):
     key: Touched | None
     found: Found | None
 
@@ -109,8 +109,10 @@ class Catalog:
 
     def _take_whole(self, listing: Listing, limit: int | None) -> None:
         """The newest rows whose history is there: it may have been cut since the metadata was looked at."""
-        rows = sorted(listing.rows, key=lambda row: (row.meta.updated_at, row.meta.id), reverse=True)
-        listing.rows = []
+        rows, listing.rows = listing.rows, []
+        # Twice, by one thing each: half as long as by both at once, and nobody else runs while a sort compares.
+        rows.sort(key=lambda row: row.meta.id, reverse=True)
+        rows.sort(key=lambda row: row.meta.updated_at, reverse=True)
         for row in rows:
             if len(listing.rows) == limit:
                 break

@@ -115,13 +115,20 @@ def touched(stat: os.stat_result) -> Touched:
     return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
-@contextmanager
-def opened(fs: FileSystem, name: str, flags: int, *, dir_fd: int | None = None) -> Iterator[int]:
-    fd = fs.open(name, flags, dir_fd=dir_fd)
-    try:
-        yield fd
-    finally:
-        fs.close(fd)
+class opened:
+    """A file or directory, open within a ``with``. No generator: in a long list those are a tenth of the work."""
+
+    __slots__ = ("_fd", "_fs")
+
+    def __init__(self, fs: FileSystem, name: str, flags: int, *, dir_fd: int | None = None) -> None:
+        self._fs = fs
+        self._fd = fs.open(name, flags, dir_fd=dir_fd)
+
+    def __enter__(self) -> int:
+        return self._fd
+
+    def __exit__(self, *_: object) -> None:
+        self._fs.close(self._fd)
 
 
 def blocks(lines: Sequence[bytes], start: int, stop: int) -> Iterator[bytes]:

@@ -213,7 +213,9 @@ _encode = msgspec.json.Encoder().encode
 
 
 def result_body(id: bytes | None, result: Any) -> bytes:
-    return b'{"jsonrpc":"2.0","id":%b,"result":%b}\n' % (id or b"null", _encode(result))
+    # One copy of what is encoded already: a list of 10,000 sessions has 3 MB.
+    encoded = result if isinstance(result, Raw) else _encode(result)
+    return b"".join((b'{"jsonrpc":"2.0","id":', id or b"null", b',"result":', encoded, b"}\n"))
 
 
 def error_body(id: bytes | None, error: RpcError) -> bytes:

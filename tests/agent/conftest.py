@@ -11,7 +11,7 @@ import pytest
 from agent_recording import MakeScope, left_over
 
 from loop_protocol.v1.types import Permission
-from loopd.agent import ToolScope
+from loopd.agent import ToolEnvironment, ToolScope
 from loopd.agent.tools.process import become_subreaper
 
 
@@ -22,8 +22,10 @@ def make_scope(tmp_path: Path) -> MakeScope:
         cwd: str = str(tmp_path),
         permission: Permission = "danger-full-access",
         output: Callable[[str], None] = lambda _: None,
+        umask: int = 0o022,
     ) -> ToolScope:
-        return ToolScope("call", cwd, {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}, permission, output)
+        env = ToolEnvironment({"PATH": os.environ["PATH"], "HOME": str(tmp_path)}, umask)
+        return ToolScope("call", cwd, env, permission, output)
 
     return make
 

@@ -18,6 +18,7 @@ from loopd.agent import (
     Reply,
     Tool,
     ToolEnded,
+    ToolEnvironment,
     ToolOutcome,
     ToolOutput,
     ToolScope,
@@ -74,7 +75,7 @@ async def drive(script: list[Reply | ModelError], *tools: Tool) -> tuple[Recordi
         input=context.input,
         system="be good",
         cwd="/",
-        env={},
+        env=ToolEnvironment({}),
         permission="read-only",
     )
     await agent.run(context)
@@ -176,7 +177,13 @@ async def test_a_stop_inside_a_tool_travels_and_leaves_no_result() -> None:
     model = ScriptedModel([calling(count(1))])
     context = Recording(ConversationInput(model), "go")
     agent = Agent(
-        model=model, tools=[Counter(hang=True)], input=context.input, system="", cwd="/", env={}, permission="read-only"
+        model=model,
+        tools=[Counter(hang=True)],
+        input=context.input,
+        system="",
+        cwd="/",
+        env=ToolEnvironment({}),
+        permission="read-only",
     )
     with trio.move_on_after(1) as scope:
         await agent.run(context)
@@ -225,7 +232,7 @@ async def test_arguments_that_do_not_fit_a_tool_say_what_is_wrong_and_touch_noth
         input=context.input,
         system="",
         cwd=str(tmp_path),
-        env={},
+        env=ToolEnvironment({}),
         permission="danger-full-access",
     )
     await agent.run(context)

@@ -14,7 +14,7 @@ import trio
 from agent_recording import MakeScope, call
 
 from loop_protocol.v1.types import Permission
-from loopd.agent import ToolScope
+from loopd.agent import ToolEnvironment, ToolScope
 from loopd.agent.tools.environment import tool_environment
 from loopd.agent.tools.excerpt import BYTES, LINES
 from loopd.agent.tools.shell import SHOWN, Bash, BashArguments
@@ -157,12 +157,10 @@ async def test_the_environment_is_the_allowed_one_and_the_umask_the_persons(
 ) -> None:
     allowed = tool_environment(None, daemon_env={**os.environ, "OPENAI_API_KEY": "sk-secret"})
     scope = make_scope()
-    scope = ToolScope("c", scope.cwd, allowed, "danger-full-access", scope.output)
+    scope = ToolScope("c", scope.cwd, ToolEnvironment(allowed, umask), "danger-full-access", scope.output)
     before = os.umask(0o077)
     try:
-        text, _ = await call(
-            Bash(timeout_s=15, umask=umask), BashArguments("env; touch made; ls /proc/self/fd | wc -l"), scope
-        )
+        text, _ = await bash(scope, "env; touch made; ls /proc/self/fd | wc -l")
     finally:
         os.umask(before)
     assert "sk-secret" not in text  # K-31

@@ -15,7 +15,7 @@ import trio
 from agent_recording import Recording, left_over
 
 from loop_protocol.v1.types import TextBlock, ToolCallBlock, Usage
-from loopd.agent import Reply, Said, ToolEnded, ToolOutput, ToolStarted
+from loopd.agent import Reply, Said, ToolEnded, ToolEnvironment, ToolOutput, ToolStarted
 from loopd.agent.context import ConversationInput
 from loopd.agent.loop import Agent
 from loopd.agent.scripted import ScriptedModel
@@ -46,7 +46,7 @@ class Driven:
             input=self.context.input,
             system="",
             cwd=str(cwd),
-            env={"PATH": os.environ["PATH"], "HOME": str(cwd)},
+            env=ToolEnvironment({"PATH": os.environ["PATH"], "HOME": str(cwd)}),
             permission="danger-full-access",
         )
 

@@ -33,9 +33,8 @@ async def write(
     umask: int = 0o022,
     permission: Permission = "danger-full-access",
 ) -> tuple[str, bool]:
-    tool = Write(umask=umask)
     with trio.fail_after(5):
-        return await call(tool, WriteArguments(str(path), content), make_scope(permission=permission))
+        return await call(Write(), WriteArguments(str(path), content), make_scope(permission=permission, umask=umask))
 
 
 def mode(path: Path) -> int:

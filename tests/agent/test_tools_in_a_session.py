@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import stat
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 from agent_recording import left_over
-from inprocess import PlayedModel, Wire, call, running, text
+from inprocess import REF, PlayedModel, Wire, World, call, running, text
 from test_tool_images import png
 
-from loop_protocol.v1.types import ToolCallBlock
+from loop_protocol.v1.errors import RpcError
+from loop_protocol.v1.types import ModelRef, ToolCallBlock, Usage
 from loopd.agent import Reply
 from loopd.agent.tools import session_tools
 
@@ -25,6 +29,39 @@ HIDDEN = "(setsid yes >/dev/null &); echo up; sleep 30"
 
 def played(*plays: Reply) -> PlayedModel:
     return PlayedModel([*plays])
+
+
+@dataclass
+class Meeting:
+    """A model whose sessions all make their calls between the same two of its turns."""
+
+    ref: ModelRef = REF
+    input: frozenset[str] = frozenset({"text"})
+    there: int = 0
+    all_there: trio.Event = field(default_factory=trio.Event)
+
+    encode = PlayedModel.encode
+
+    async def respond(self, request: Any, say: Any) -> Reply:  # noqa: ARG002  the port's
+        if len(request.input.turn) > 1:
+            return text("fine")
+        self.there += 1
+        if self.there == 3:
+            self.all_there.set()
+        await self.all_there.wait()
+        calls = [ToolCallBlock("a", "bash", {"command": "touch ran"})]
+        calls.append(ToolCallBlock("b", "write", {"path": "written", "content": ""}))
+        return Reply([*calls], Usage(1, 1), "toolUse")
+
+
+async def make_files(world: World, name: str, **options: Any) -> None:
+    cwd = Path(world.cwd, name)
+    cwd.mkdir()
+    wire = await world.connect()
+    opened = await wire.call("runtime/open", {"cwd": str(cwd), "session": {"kind": "new"}, **FULL, **options})
+    params = {"sessionId": opened["sessionId"], "content": "go", "wait": True}
+    assert (await wire.call("session/prompt", params))["outcome"] == "success"
+    await wire.aclose()
 
 
 async def messages(wire: Wire, session: str) -> list[dict[str, Any]]:
@@ -115,6 +152,76 @@ async def test_files_and_images_pass_through_a_session_and_are_stored(tmp_path: 
         # Events carry an image by reference.
         ended = [p.event for p in wire.events if p.event.__struct_config__.tag == "message_end"]
         assert not any("iVBOR" in repr(event) for event in ended)
+        await wire.aclose()
+
+
+async def test_what_is_no_text_is_stored_as_text_and_the_session_reopens(tmp_path: Path) -> None:  # K-27
+    model = played(call("bash", command=r"printf 'a\355\240\200b'; ls c*"), text("fine"))
+    async with running(tmp_path, model=model, tools=session_tools(bash_timeout_s=60)) as world:
+        (tmp_path / "ws" / os.fsdecode(b"c\xff")).touch()
+        wire = await world.connect()
+        opened = await wire.open(world, attach=False, **FULL)
+        params = {"sessionId": opened["sessionId"], "content": "go", "wait": True}
+        assert (await wire.call("session/prompt", params))["saved"]
+        before = await messages(wire, opened["sessionId"])
+        assert before[2]["content"][0]["text"] == "a\ufffd\ufffd\ufffdbc\ufffd\n"
+        await wire.call("runtime/dispose", {"runtimeId": opened["runtimeId"]})
+        session = {"kind": "open", "path": opened["path"]}
+        again = await wire.call("runtime/open", {"cwd": world.cwd, "session": session})
+        assert await messages(wire, again["sessionId"]) == before
+        await wire.aclose()
+
+
+async def test_each_session_makes_files_with_the_umask_of_who_opened_it(tmp_path: Path) -> None:
+    """At the same time, in one process that has another umask; who did not say gets the usual one."""
+    asked: list[tuple[str, dict[str, Any], int]] = [
+        ("team", {"umask": 0o007}, 0o660),
+        ("alone", {"umask": 0o077}, 0o600),
+        ("nobody", {}, 0o644),
+    ]
+    async with running(tmp_path, model=Meeting(), tools=session_tools(bash_timeout_s=60)) as world:  # type: ignore[arg-type]
+        before = os.umask(0o077)
+        try:
+            async with trio.open_nursery() as nursery:
+                for name, options, _ in asked:
+                    nursery.start_soon(partial(make_files, world, name, **options))
+        finally:
+            os.umask(before)
+    for name, _, mode in asked:
+        for made in ("ran", "written"):
+            assert stat.S_IMODE((tmp_path / "ws" / name / made).stat().st_mode) == mode, (name, made)
+
+
+@pytest.mark.parametrize("umask", [-1, 0o1000, "022", 0.5])
+async def test_an_umask_that_is_none_is_refused(tmp_path: Path, umask: Any) -> None:
+    async with running(tmp_path) as world:
+        wire = await world.connect()
+        with pytest.raises(RpcError, match=r"at `\$.umask`") as refused:
+            await wire.open(world, umask=umask)
+        assert refused.value.kind == "invalid_params"
+
+
+async def test_who_joins_changes_neither_variables_nor_umask_and_who_replaces_the_session_brings_its_own(
+    tmp_path: Path,
+) -> None:
+    async def told(session_id: str) -> str:
+        await wire.call("session/setPermission", {"sessionId": session_id, **FULL})
+        await wire.call("session/prompt", {"sessionId": session_id, "content": "go", "wait": True})
+        shown: str = (await messages(wire, session_id))[2]["content"][0]["text"]
+        return shown
+
+    turns = [call("bash", command="umask; echo $VIRTUAL_ENV"), text("fine")]
+    async with running(tmp_path, model=played(*3 * turns), tools=session_tools(bash_timeout_s=60)) as world:
+        wire = await world.connect()
+        mine, other = {"umask": 0o027, "env": {"VIRTUAL_ENV": "/mine"}}, {"umask": 0o022, "env": {"VIRTUAL_ENV": "/b"}}
+        first = await wire.open(world, attach=False, **mine)
+        joined = await wire.open(world, attach=False, kind="continue", **other)
+        assert (joined["created"], joined["runtimeId"]) == (False, first["runtimeId"])
+        assert await told(first["sessionId"]) == "0027\n/mine\n"
+        kept = await wire.call("runtime/newSession", {"runtimeId": first["runtimeId"]})
+        assert await told(kept["sessionId"]) == "0027\n/mine\n"
+        brought = await wire.call("runtime/newSession", {"runtimeId": first["runtimeId"], **other})
+        assert await told(brought["sessionId"]) == "0022\n/b\n"
         await wire.aclose()
 
 

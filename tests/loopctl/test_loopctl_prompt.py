@@ -306,6 +306,9 @@ def test_the_current_session_is_opened_new_with_the_callers_environment(
     )
     assert request["env"]["LC_ALL"] == "C.UTF-8"
     assert "SOME_API_KEY" not in request["env"]
+    umask = os.umask(0)
+    os.umask(umask)
+    assert request["umask"] == umask
     assert "runtimeId" not in request
 
 
@@ -364,7 +367,9 @@ def test_new_replaces_the_session_of_the_open_runtime(socket_path: str, cwd: str
     }
     with ScriptedDaemon(socket_path, script) as daemon:
         assert loopctl("prompt", "hello", "--new").code == 0
-    assert daemon.asked("runtime/newSession") == daemon.asked("runtime/attach") == [{"runtimeId": "r7"}]
+    [renewal] = daemon.asked("runtime/newSession")
+    assert {renewal["runtimeId"]: renewal["env"]["PATH"]} == {"r7": os.environ["PATH"]}
+    assert daemon.asked("runtime/attach") == [{"runtimeId": "r7"}]
 
 
 def test_a_session_by_path_joins_the_runtime_that_has_it(socket_path: str, cwd: str, loopctl: Loopctl) -> None:

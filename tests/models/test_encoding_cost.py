@@ -1,4 +1,4 @@
-"""What is encoded for a prompt is its new messages: the same at the tenth prompt and at the two-thousandth."""
+"""What is encoded for a prompt is its new messages: the same at the tenth prompt and at the ten-thousandth."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import strict_checkers
 from loop_protocol.v1.types import Message, ThinkingBlock, ToolCallBlock
 from loopd.agent.context import ConversationInput
 
-PROMPTS = (10, 2000)
+FIRST, LAST = PROMPTS = (10, 10_000)
 OWN: Any = {"provider": "local", "model": "eyes"}
 
 
@@ -53,7 +53,7 @@ def test_what_is_encoded_per_prompt_does_not_grow(api: str) -> None:  # I-8
     model: Any = bench.catalogue("http://127.0.0.1:1/v1", api=api).resolve(bench.EYES)
     kept = ConversationInput(model)
     calls, sizes = {}, {}
-    for number in range(1, 2001):
+    for number in range(1, LAST + 1):
         before = len(kept.encoded)
         with Counter() as counted:
             for message in prompt(1_000_000 + 4 * number):
@@ -62,5 +62,5 @@ def test_what_is_encoded_per_prompt_does_not_grow(api: str) -> None:  # I-8
                 if message.index % 4 in (0, 2) and number in PROMPTS:
                     bench.sent(model, kept)
         calls[number], sizes[number] = counted.calls, len(kept.encoded) - before
-    assert calls[10] == calls[2000] > 0
-    assert sizes[10] == sizes[2000] < 1000
+    assert calls[FIRST] == calls[LAST] > 0
+    assert sizes[FIRST] == sizes[LAST] < 1000

@@ -94,6 +94,7 @@ TABLE = [
         "comments", "text, stop", lambda dialect: body(b": hi\n\n" + text(dialect).replace(b"\n\n", b"\n\n: ping\n\n"))
     ),
     Row("byte order mark", "text, stop", lambda dialect: body(b"\xef\xbb\xbf" + text(dialect))),
+    Row("lone surrogates", "text, stop", lambda dialect: body(whole(dialect, Text(["x\ud83d", "\udc00"])))),  # K-27
     Row("length", "text, length", lambda dialect: body(text(dialect, "length"))),
     Row("thinking", "thinking, text, stop", lambda dialect: body(whole(dialect, Thinking(["hm"], "S"), Text(["x"])))),
     Row("call", "call, toolUse", lambda dialect: body(whole(dialect, CALL, end="calls"))),
@@ -111,7 +112,7 @@ def told(reply: Reply) -> str:
     for block in reply.content:
         match block:
             case TextBlock():
-                assert block.text in ("an äns\u2028wer", "x")
+                assert block.text in ("an äns\u2028wer", "x", "x\ufffd\ufffd")
                 kinds.append("text")
             case ThinkingBlock():
                 assert block.thinking == "hm"

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import scripted_provider as scripted
 import trio
+from dialects import DIALECTS, Call, Dialect, Text
 from inprocess import World, running
-from scripted_provider import ScriptedProvider, answers, call, delta, sends
+from scripted_provider import ScriptedProvider, answers, sends
 
 from loopd.agent import retry
 from loopd.agent.tools import session_tools
@@ -34,13 +35,13 @@ def _sources(root: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def _config(url: str, root: Path) -> Config:
+def _config(url: str, root: Path, api: Any) -> Config:
     (root / "printed").write_text(KEYS["command"])
     providers = {
         name: Provider(
             name=name,
-            api="openai-chat",
-            base_url=url,
+            api=api,
+            base_url=url.removesuffix("/v1") if api == "anthropic-messages" else url,
             headers={"x-secret": HEADER},
             models=(ModelConfig(id="m"),),
             **source,
@@ -54,20 +55,25 @@ def _config(url: str, root: Path) -> Config:
     )
 
 
-def _failures(key: str) -> Iterator[scripted.Script]:
+def _failures(key: str, dialect: Dialect) -> Iterator[scripted.Script]:
     """Each of them repeats what it was sent, as proxies and gateways do."""
     told = f"you sent Bearer {key} and x-secret: {HEADER}"
     body = json.dumps({"error": {"message": told}}).encode()
     yield answers(429, body)
     yield answers(401, body)
     yield answers(500, f"<html>{told}</html>".encode(), "text/html")
-    yield sends(scripted.event({"error": {"message": told, "type": "invalid_request_error"}}))
-    yield sends(delta(content="hm"), f"data: {told}\n\n".encode())
+    yield sends(dialect.error("invalid_request_error", told))
+    yield sends(*dialect.whole(Text(["hm"]))[: -dialect.closing], f"data: {told}\n\n".encode())
     yield answers(200, told.encode(), "text/plain")
 
 
-@pytest.mark.parametrize("source", list(KEYS))
+@pytest.mark.parametrize(
+    ("dialect", "source"),
+    [*((dialect, "env") for dialect in DIALECTS), (DIALECTS[0], "file"), (DIALECTS[0], "command")],
+    ids=lambda value: getattr(value, "api", value),
+)
 async def test_no_key_gets_out(
+    dialect: Dialect,
     source: str,
     provider: ScriptedProvider,
     tmp_path: Path,
@@ -80,15 +86,17 @@ async def test_no_key_gets_out(
     monkeypatch.setenv("OPENAI_API_KEY", KEYS["env"])
     secrets = tmp_path / "secrets"
     secrets.mkdir()
-    config = _config(provider.url, secrets)
+    config = _config(provider.url, secrets, dialect.api)
     models = Catalogue(config, {"MINE_API_KEY": KEYS["env"], "PATH": "/usr/bin:/bin"})
     tools = session_tools(bash_timeout_s=30)
     async with running(tmp_path / "world", config=config, tools=tools) as world:
         world.services.models = models
-        seen = await _everything_said(world, provider, source)
+        seen = await _everything_said(world, provider, dialect, source)
         files = b"".join(path.read_bytes() for path in (tmp_path / "world").rglob("*") if path.is_file())
-    assert provider.asked[-1].headers["authorization"] == f"Bearer {KEYS[source]}"
-    assert provider.asked[-1].headers["x-secret"] == HEADER
+    headers = provider.asked[-1].headers
+    sent = headers["x-api-key"] if dialect.api == "anthropic-messages" else headers["authorization"]
+    assert sent.removeprefix("Bearer ") == KEYS[source]
+    assert headers["x-secret"] == HEADER
     assert "[secret]" in seen
     assert "PATH=" in seen  # the tool did run
     for secret in (*KEYS.values(), HEADER):
@@ -97,19 +105,19 @@ async def test_no_key_gets_out(
         assert secret.encode() not in files
 
 
-async def _everything_said(world: World, provider: ScriptedProvider, source: str) -> str:
+async def _everything_said(world: World, provider: ScriptedProvider, dialect: Dialect, source: str) -> str:
     """All answers and events of a session in which everything fails, and whose tool looks around."""
     wire = await world.connect()
     await wire.call("model/list")
     opened = await wire.open(world, model={"provider": source, "id": "m"})
     outcomes = []
-    for provider.script in _failures(KEYS[source]):
+    for provider.script in _failures(KEYS[source], dialect):
         with trio.fail_after(10):
             outcomes.append((await _prompted(wire, opened))["outcome"])
     assert outcomes == ["error"] * 6
     rounds = [
-        sends(call(0, json.dumps({"command": SPYING}), id="c", name="bash"), delta("tool_calls")),
-        sends(delta(content="seen"), delta("stop")),
+        sends(*dialect.whole(Call("c", "bash", [json.dumps({"command": SPYING})]), end="calls")),
+        sends(*dialect.whole(Text(["seen"]))),
     ]
 
     async def script(stream: trio.SocketStream) -> None:

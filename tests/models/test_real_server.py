@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import importlib.util
-import pkgutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -60,10 +59,6 @@ def address() -> Iterator[str]:
 
 @pytest.fixture(params=list(ADAPTERS))
 def config(request: pytest.FixtureRequest, address: str) -> Config:
-    try:
-        pkgutil.resolve_name(f"loopd.models.{ADAPTERS[request.param]}")
-    except ModuleNotFoundError as error:
-        pytest.skip(f"no adapter yet: {error}")
     provider = Provider(
         name="real",
         api=request.param,

@@ -9,6 +9,6 @@ from loopd.agent.tools.shell import Bash
 from loopd.agent.tools.write import Write
 
 
-def session_tools(*, bash_timeout_s: float, umask: int = 0o022) -> list[Tool]:
-    """Stateless: one list serves any number of sessions. ``umask`` is for what they make, the daemon has another."""
-    return [Read(), Edit(), Write(umask=umask), Bash(timeout_s=bash_timeout_s, umask=umask)]
+def session_tools(*, bash_timeout_s: float) -> list[Tool]:
+    """Stateless: one list serves any number of sessions."""
+    return [Read(), Edit(), Write(), Bash(timeout_s=bash_timeout_s)]

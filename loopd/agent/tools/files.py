@@ -21,7 +21,7 @@ from loopd.agent.tools.outcomes import told
 
 def locate(path: str, scope: ToolScope) -> str:
     """From the working directory; ``~`` as the person's shell has it, since models write it."""
-    home = scope.env.get("HOME", "")
+    home = scope.env.variables.get("HOME", "")
     if path.startswith("~/") and os.path.isabs(home):
         path = os.path.join(home, path[2:])
     return os.path.join(scope.cwd, path)

@@ -15,6 +15,7 @@ import os
 import secrets
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -33,6 +34,11 @@ MARK = "LOOPD_CALL"
 CLEANUP_S = 2.0
 _PR_SET_CHILD_SUBREAPER = 36
 _CHUNK = 64 * 1024
+
+# Before 3.11.6 vfork kept the GIL until the child's exec was over, so a program or a working directory on a dead file
+# system would have held up the whole daemon (gh-104372); after fork only the thread that starts it waits.
+if sys.version_info < (3, 11, 6):
+    subprocess._USE_VFORK = False  # type: ignore[misc]  # it is there to be set
 
 # Children belong to the whole process, so this one list does too: a clean-up must know whose a child is.
 _running: dict[str, Tree] = {}

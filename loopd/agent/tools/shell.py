@@ -34,9 +34,8 @@ class Bash:
     name = "bash"
     parameters: type[Struct] = BashArguments
 
-    def __init__(self, *, timeout_s: float, umask: int = 0o022) -> None:
+    def __init__(self, *, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._umask = umask
         self._shell = shutil.which("bash") or "/bin/sh"
         self.description = (
             "Run a command with bash in the working directory; the result is what it prints, and how it ended. "
@@ -49,7 +48,7 @@ class Bash:
             return refusal
         argv = [self._shell, "-c", "--", arguments.command]
         try:
-            tree = await start(argv, cwd=scope.cwd, env=scope.env, umask=self._umask)
+            tree = await start(argv, cwd=scope.cwd, env=scope.env.variables, umask=scope.env.umask)
         except (OSError, ValueError) as error:
             return told(_not_started(error, scope.cwd), is_error=True)
         limit_s = self._timeout_s if arguments.timeout_ms is None else arguments.timeout_ms / 1000

@@ -29,14 +29,11 @@ class Write:
     )
     parameters: type[Struct] = WriteArguments
 
-    def __init__(self, *, umask: int = 0o022) -> None:
-        self._umask = umask
-
     async def run(self, arguments: WriteArguments, scope: ToolScope) -> ToolOutcome:
         if refusal := forbidden(scope.permission, what="changing files"):
             return refusal
         path = locate(arguments.path, scope)
-        work = partial(_write, path, arguments.content.encode(), cwd=scope.cwd, umask=self._umask)
+        work = partial(_write, path, arguments.content.encode(), cwd=scope.cwd, umask=scope.env.umask)
         return await on_disk(path, work)
 
 

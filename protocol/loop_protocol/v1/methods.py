@@ -150,13 +150,21 @@ class OpenSession(Params, frozen=True, kw_only=True):
     session_dir: Path | None = None
 
 
-class RuntimeOpenParams(Params, frozen=True, kw_only=True):
+class CallerParams(Params, frozen=True, kw_only=True):
+    """What tools take over from the caller: ``env``, of which the allow-listed variables, and ``umask``."""
+
+    env: dict[str, str] | None = None
+    umask: Annotated[int, Meta(ge=0, le=0o777)] | None = None
+
+
+class RuntimeOpenParams(CallerParams, frozen=True, kw_only=True):
+    """Another ``env`` or ``umask`` than the open session's is no conflict: it keeps its own."""
+
     cwd: Path
     session: OpenSession
     runtime_id: Literal["new"] | None = None
     model: ModelRef | None = None
     permission: Permission | None = None
-    env: dict[str, str] | None = None
 
 
 class RuntimeOpenResult(Wire, frozen=True, kw_only=True):
@@ -196,6 +204,12 @@ class ReplaceResult(Wire, frozen=True, kw_only=True):
     created: bool
     state: SessionState
     path: str | None = None
+
+
+class NewSessionParams(CallerParams, frozen=True, kw_only=True):
+    """``env`` and ``umask`` stay those of the session that is replaced where they are not given."""
+
+    runtime_id: Identifier
 
 
 class SwitchParams(Params, frozen=True):
@@ -416,7 +430,7 @@ _TABLE = (
     Method("server/drain", DrainParams, DrainResult, "take no new work; answers when quiet, with what is pending"),
     Method("runtime/open", RuntimeOpenParams, RuntimeOpenResult, "a runtime with its session: made, or joined"),
     Method("runtime/list", NoParams, RuntimeListResult, "the open runtimes"),
-    Method("runtime/newSession", RuntimeParams, ReplaceResult, "replace the session by an empty one"),
+    Method("runtime/newSession", NewSessionParams, ReplaceResult, "replace the session by an empty one"),
     Method("runtime/dispose", RuntimeParams, Nothing, "stop and await the run, close the session, release the runtime"),
     Method(
         "runtime/attach",
