@@ -351,6 +351,24 @@ def test_a_history_that_is_removed_while_a_tool_runs_is_written_anew_by_a_flush_
     assert talk.prompt("and on")
 
 
+def test_a_workspace_that_is_removed_costs_its_tools_and_no_turn(talk: Talk) -> None:  # K-12, S-5
+    workspace = Path(talk.daemon.workspace)
+    workspace.rmdir()
+    result = prompt(talk.client, talk.opened.session_id, "shell: true", wait=True)
+    assert (result.outcome, result.saved) == ("success", True)
+    body = talk.client.call_raw("session/messages", talk.ids)
+    (tool,) = [one for one in json.loads(body)["messages"] if one["role"] == "toolResult"]
+    assert tool["isError"]
+    talk.client.call("runtime/dispose", {"runtimeId": talk.opened.runtime_id})
+    with pytest.raises(RpcError) as refused:
+        talk.client.call(
+            "runtime/open", {"cwd": str(talk.daemon.place), "session": {"kind": "open", "path": talk.opened.path}}
+        )
+    assert refused.value.kind == "cwd_missing"
+    workspace.mkdir()
+    assert reopened(talk.client, talk.daemon, talk.opened.path).state.message_count == 6
+
+
 def test_two_daemons_with_one_data_directory_do_not_share_a_session(talk: Talk) -> None:  # K-5, S-22
     data = {"LOOPD_DATA_DIR": str(talk.daemon.place / "data")}
     with started(environ=data) as other, other.connect() as client:
