@@ -25,7 +25,7 @@ from loop_protocol.v1.errors import RpcError
 from loopd.agent.tools import session_tools
 from loopd.storage.files import read_session
 
-MODELS = [{"provider": "practice", "id": "echo"}, {"provider": "practice", "id": "other"}]
+OTHER = {"provider": "practice", "id": "other"}
 # What one prompt that reads a file adds: the prompt, the call, its result, the answer.
 TURN = 4
 
@@ -41,6 +41,7 @@ class Talk:
     opened: dict[str, Any] | None = None
     said: list[str] = field(default_factory=list)
     path: str = ""
+    model: Any = None
     saved: bool = True
 
     @property
@@ -62,7 +63,7 @@ class Talk:
 
     async def _open(self, session: dict[str, Any]) -> None:
         self.opened = await self.wire.call("runtime/open", {"cwd": self.cwd, "session": session})
-        self.path = self.opened["path"]
+        self.path, self.model = self.opened["path"], self.opened["state"]["model"]
         await self.wire.call("runtime/attach", {"runtimeId": self.opened["runtimeId"]})
 
     async def prompt(self) -> None:
@@ -78,7 +79,8 @@ class Talk:
         self.saved = True
 
     async def set_model(self) -> None:
-        await self.wire.call("session/setModel", {**self.ids, "model": MODELS[len(self.said) % 2]})
+        await self.wire.call("session/setModel", {**self.ids, "model": OTHER})
+        self.model = OTHER
 
     async def replace(self) -> None:
         assert self.opened is not None
@@ -215,18 +217,13 @@ async def _tells_the_truth(talk: Talk) -> None:
     n = state["messageCount"]
     assert len(live) == state["liveCount"] == n + (0 if talk.saved else TURN)
     assert stored.messages in {n, len(live)}
-    assert (
-        _decoded(stored.lines)
-        == _decoded(talk.world.session_of(state["sessionId"]).core.history.lines)[: len(stored.lines)]
-    )
-    assert msgspec.to_builtins(meta.model) in (MODELS if talk.said else [state["model"]])
+    lines = talk.world.session_of(state["sessionId"]).core.history.lines
+    assert stored.lines == lines[: len(stored.lines)]
+    assert state["model"] == talk.model
+    assert msgspec.to_builtins(meta.model) in (talk.model, OTHER)
     told = [one.event.__struct_config__.tag for one in talk.wire.events if one.session_id == state["sessionId"]]
     saves = [tag for tag in told if tag in ("session_saved", "save_failed")]
     assert not saves or (saves[-1] == "save_failed") is not talk.saved
-
-
-def _decoded(lines: list[bytes]) -> list[Any]:
-    return [msgspec.json.decode(line) for line in lines]
 
 
 async def _messages(talk: Talk) -> list[Any]:
@@ -252,13 +249,13 @@ async def _goes_on(talk: Talk) -> None:
     await _all_there_once(talk)
     await talk.dispose()
     assert not talk.world.daemon.sessions()
-    await talk.list()
     listed = await talk.wire.call("session/list", {"cwd": talk.cwd})
     assert not listed["damaged"]
-    for row in listed["sessions"]:  # also one whose creation was refused after it was on disk
-        talk.path = row["path"]
+    counted = {row["path"]: row["messageCount"] for row in listed["sessions"]}
+    assert counted[talk.path] == TURN * len(talk.said)
+    for talk.path, messages in counted.items():  # also one whose creation was refused after it was on disk
         await talk.reopen()
-        if row["messageCount"]:
+        if messages:
             await _all_there_once(talk)
         await talk.dispose()
 
@@ -270,7 +267,7 @@ async def _all_there_once(talk: Talk) -> None:
     meta, stored = read_session(Steps(), talk.path)
     state = await talk.wire.call("session/state", talk.ids)
     assert not state["hasPendingSave"]
-    assert _decoded([stored.line(index) for index in range(stored.messages)]) == messages
+    assert [msgspec.json.decode(stored.line(index)) for index in range(stored.messages)] == messages
     assert len(stored.timings) == len({timing.id for timing in stored.timings}) == len(talk.said)
     assert msgspec.to_builtins(meta.model) == state["model"]
     assert (meta.updated_at, meta.unread) == (state["updatedAt"], state["unread"])
