@@ -101,7 +101,7 @@ def fitting(message: M) -> M:
         if isinstance(block, ThinkingBlock) and len(block.thinking) > room:
             continue
         if isinstance(block, TextBlock):
-            room -= len(block.text)
+            room = max(0, room - len(block.text))
         blocks.append(block)
     return replace(message, content=blocks)
 

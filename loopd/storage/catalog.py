@@ -41,6 +41,10 @@ class Damaged(Struct, frozen=True):
     cwd: str | None = None
 
 
+class Unreadable(Damaged, frozen=True):
+    """The system refuses to read it now: whether it is damaged, and how recent it is, nobody knows."""
+
+
 class Legacy(Struct, frozen=True):
     """A session in one file of an earlier version; it migrates when it is opened explicitly (S-18)."""
 
@@ -123,8 +127,13 @@ class Catalog:
                     listing.damaged.append(damaged)
 
     def most_recent(self, cwd: str, session_dir: str | None) -> str | None:
-        rows = self.list(cwd, session_dir, 1).rows
-        return rows[0].path if rows else None
+        """Damaged ones are passed over. Raises ``StorageError`` when it may be one that cannot be read now: another
+        session, or a new one, would go on in its place and nobody would be told."""
+        listing = self.list(cwd, session_dir, 1)
+        for one in listing.damaged:
+            if isinstance(one, Unreadable):
+                raise StorageError(one.reason)
+        return listing.rows[0].path if listing.rows else None
 
     def highest(self, cwd: str, session_dir: str | None) -> int:
         """The newest ``updatedAt`` known of the workspace, 0 without one (rule 9). Scans only when first asked."""
@@ -209,8 +218,10 @@ def _whole(fs: FileSystem, row: Row) -> Row | Damaged:
     try:
         size = fs.stat(history).st_size
         there = f"has {size} bytes"
+    except FileNotFoundError:
+        size, there = -1, "is missing"
     except OSError as error:
-        size, there = -1, "is missing" if isinstance(error, FileNotFoundError) else str(error)
+        return Unreadable(row.path, explain("read", history, error, then="try again"), row.cwd)
     return row if size >= committed else Damaged(row.path, f"{history} {there}; {committed} are committed", row.cwd)
 
 
@@ -241,7 +252,9 @@ class _Look:
         except FileNotFoundError:
             return _Seen(None, self._without_metadata(name) if is_directory else None)
         except OSError as error:
-            return _Seen(None, Damaged(self._path(file), explain("read", self._path(file), error, then="try again")))
+            refused = Unreadable if is_directory else Damaged  # one file is never the most recent session
+            path = self._path(file)
+            return _Seen(None, refused(path, explain("read", path, error, then="try again")))
 
     def _session(self, name: str) -> Found:
         path = self._path(f"{name}/{META}")
@@ -250,7 +263,9 @@ class _Look:
                 meta, _ = read_metadata(self.fs, fd, path=path, id=name)
         except SessionUnsupported:
             return Unsupported()
-        except (SessionMalformed, SessionMissing, StorageError) as error:
+        except StorageError as error:
+            return Unreadable(path, str(error))
+        except (SessionMalformed, SessionMissing) as error:
             return Damaged(path, str(error))
         if self.derived and workspace_key(meta.cwd) != os.path.basename(self.place):
             return Damaged(path, f"its cwd {meta.cwd!r} does not belong into this directory")

@@ -61,9 +61,13 @@ class DaemonProcess:
 
 @contextmanager
 def started(
-    *options: str, settings: str = "", place: Path | None = None, environ: dict[str, str] | None = None
+    *options: str,
+    settings: str = "",
+    place: Path | None = None,
+    environ: dict[str, str] | None = None,
+    under: Sequence[str] = (),
 ) -> Iterator[DaemonProcess]:
-    """Ready when this enters: it says so."""
+    """Ready when this enters: it says so. ``under`` is a command that becomes it, such as ``nsenter``."""
     with tempfile.TemporaryDirectory(prefix="loopd-") as fresh:
         root = place or Path(fresh)
         (root / "ws").mkdir(exist_ok=True)
@@ -72,7 +76,7 @@ def started(
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inbox:
             inbox.settimeout(PATIENCE)
             inbox.bind(str(root / "notify"))
-            daemon = DaemonProcess(root, spawned(root, *options, **(environ or {})), inbox)
+            daemon = DaemonProcess(root, spawned(root, *options, under=under, **(environ or {})), inbox)
             try:
                 daemon.told("READY=1")
                 yield daemon
@@ -81,12 +85,12 @@ def started(
                 daemon.popen.wait()
 
 
-def spawned(root: Path, *options: str, **environ: str) -> subprocess.Popen[bytes]:
+def spawned(root: Path, *options: str, under: Sequence[str] = (), **environ: str) -> subprocess.Popen[bytes]:
     """Started, and nothing awaited."""
     (root / "config.toml").touch()
     with (root / "log").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "loopd", "--socket", str(root / "s"), *options],
+            [*under, sys.executable, "-m", "loopd", "--socket", str(root / "s"), *options],
             cwd="/",
             env={
                 "PATH": os.environ["PATH"],

@@ -1,15 +1,18 @@
-"""Disks for the store's tests: one that counts its steps, one that breaks at the k-th, one that records for crashes."""
+"""For the store's tests: a conversation to store, and a disk that records what a crash may leave."""
 
 from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any
+
+from disks import Counting as Counting
+from disks import Faulty as Faulty
+from disks import Steps as Steps
 
 from loop_protocol.v1.types import (
     AssistantMessage,
@@ -86,70 +89,6 @@ class Conversation:
 def create_in(fs: FileSystem, root: Path, id: str = ID, **options: Any) -> FileStore:
     arguments: dict[str, Any] = {"cwd": str(root), "model": MODEL, "permission": "read-only", "now_ms": NOW} | options
     return create(fs, str(root / "data"), meta_id=id, **arguments)
-
-
-class Steps(FileSystem):
-    """Every call goes through :meth:`step`. Nothing is really synced: no test here pulls the plug."""
-
-    def step(self, name: str, args: tuple[Any, ...], go: Callable[[], Any]) -> Any:  # noqa: ARG002 for subclasses
-        return go()
-
-
-def _through_step(name: str) -> Callable[..., Any]:
-    real = FileSystem.fstat if name == "fsync" else getattr(FileSystem, name)
-
-    def call(self: Steps, *args: Any, **named: Any) -> Any:
-        return self.step(name, args, lambda: real(self, *args, **named))
-
-    return call
-
-
-for _name in [name for name in vars(FileSystem) if not name.startswith("_")]:
-    setattr(Steps, _name, _through_step(_name))
-
-
-class Counting(Steps):
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-        self.written = 0
-
-    def step(self, name: str, args: tuple[Any, ...], go: Callable[[], Any]) -> Any:  # noqa: ARG002 see Steps
-        self.calls.append(name)
-        result = go()
-        if name == "write":
-            self.written += result
-        return result
-
-
-class Faulty(Steps):
-    """The k-th call raises, before or after it took effect; ``short`` writes 7 bytes there, the next write raises."""
-
-    def __init__(self) -> None:
-        self.at = -1
-        self.number = 0
-        self.after = self.short = False
-        self.hit: str | None = None
-
-    def arm(self, at: int, number: int, *, after: bool = False, short: bool = False) -> None:
-        self.at, self.number, self.after, self.short, self.hit = at, number, after, short, None
-
-    def disarm(self) -> None:
-        self.at = -1
-
-    def step(self, name: str, args: tuple[Any, ...], go: Callable[[], Any]) -> Any:
-        self.at -= 1
-        if self.at != 0 or (self.short and name != "write"):
-            return go()
-        if self.short and self.hit is None:
-            self.hit, self.at = name, 1  # the next call is the write of the rest
-            return os.pwrite(args[0], bytes(args[1])[:7], args[2])
-        self.hit = name
-        done = None
-        with suppress(OSError):
-            done = go() if self.after or name == "close" else None
-        if name == "open" and done is not None:
-            os.close(done)
-        raise OSError(self.number, os.strerror(self.number))
 
 
 # --- crashes ----------------------------------------------------------------------------------------------------------

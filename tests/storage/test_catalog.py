@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import json
 import os
+import tempfile
 import threading
 import time
 import uuid
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -120,6 +122,21 @@ def test_damaged_sessions_are_named_and_hide_nothing(catalog: Catalog, tmp_path:
     assert {path: path.read_bytes() for path in before} == before
 
 
+def test_the_most_recent_one_passes_over_damage_but_not_over_what_cannot_be_read_now(tmp_path: Path) -> None:  # S-2
+    older, newest = _session(tmp_path), _session(tmp_path, updated_at=NOW + 1)
+
+    class Refusing(Steps):
+        def open(self, name: str, flags: int, *, dir_fd: int | None = None) -> int:
+            if name == newest.parent.name:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            return super().open(name, flags, dir_fd=dir_fd)
+
+    with pytest.raises(StorageError, match=f"{newest.parent.name}.*EMFILE"):
+        Catalog(Refusing(), str(tmp_path / "data")).most_recent(str(tmp_path), None)
+    newest.write_bytes(bytes(413))
+    assert Catalog(Steps(), str(tmp_path / "data")).most_recent(str(tmp_path), None) == str(older)
+
+
 def test_names_that_are_not_utf_8_are_named_with_escapes_and_hide_nothing(catalog: Catalog, tmp_path: Path) -> None:
     session = _session(tmp_path)
     place = os.fsencode(session.parent.parent)
@@ -217,26 +234,53 @@ def test_highest_counts_what_is_on_disk_and_what_was_noted(catalog: Catalog, tmp
     assert catalog.highest("/", None) == 0
 
 
-def test_two_thousand_sessions_list_again_without_reading_any(tmp_path: Path) -> None:  # K-14
-    one = _session(tmp_path, said="hi")
+class Opened(Counting):
+    """Also keeps the names of what was opened."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def step(self, name: str, args: tuple[Any, ...], go: Callable[[], Any]) -> Any:
+        if name == "open":
+            self.names.add(os.path.basename(args[0]))
+        return super().step(name, args, go)
+
+
+@pytest.fixture
+def roomy() -> Iterator[Path]:
+    """In memory where that is possible: making and removing 30,000 entries takes a disk longer than the test does."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as place:
+        yield Path(place)
+
+
+def test_ten_thousand_sessions_and_one_of_1_gb_list_without_opening_a_history(roomy: Path) -> None:  # K-14, S-23
+    one = _session(roomy, said="hi")
     meta, long_ago = one.read_text(), time.time() - 60
-    for number in range(2000):
+    for number in range(10_000):
         id = f"00000000-0000-4000-8000-{number:012}"
         directory = one.parent.parent / id
         directory.mkdir()
         (directory / "meta.json").write_text(meta.replace(one.parent.name, id))
         os.utime(directory / "meta.json", (long_ago, long_ago))
         os.link(one.with_name("history.jsonl"), directory / "history.jsonl")
+    large = json.loads(meta)
+    large["committed"]["bytes"] = 1 << 30
+    one.write_text(json.dumps(large))
+    one.with_name("history.jsonl").unlink()
+    one.with_name("history.jsonl").touch()
+    os.truncate(one.with_name("history.jsonl"), 1 << 30)  # holes: it takes no room
     os.utime(one, (long_ago, long_ago))
-    fs = Counting()
-    catalog = Catalog(fs, str(tmp_path / "data"))
-    first = catalog.list(str(tmp_path), None)
-    assert (len(first.rows), fs.calls.count("read")) == (2001, 2001)
+    fs = Opened()
+    catalog = Catalog(fs, str(roomy / "data"))
+    first = catalog.list(str(roomy), None)
+    assert (len(first.rows), len(first.damaged), fs.calls.count("read")) == (10_001, 0, 10_001)
     fs.calls.clear()
     began = time.perf_counter()
-    assert catalog.list(str(tmp_path), None, 50).rows == first.rows[:50]
-    print(f"second list of 2,001: {(time.perf_counter() - began) * 1000:.0f} ms")
+    assert catalog.list(str(roomy), None, 50).rows == first.rows[:50]
+    print(f"second list of 10,001: {(time.perf_counter() - began) * 1000:.0f} ms")
     assert "read" not in fs.calls
+    assert "history.jsonl" not in fs.names
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EACCES, errno.EIO])
