@@ -13,8 +13,11 @@ from loop_protocol.v1.types import SessionRow
 
 from ..exits import OK
 from ..reach import ANSWER, daemon
-from ..terminal import clock, document, note, table
+from ..terminal import clock, document, note, shortened, table
+from ..view import marks_of, title_of
 from ..whereabouts import here
+
+TITLE = 40
 
 
 @click.command()
@@ -24,7 +27,7 @@ from ..whereabouts import here
 @click.option("--json", "json", is_flag=True, help="Print the method's result.")
 @click.pass_context
 def sessions(ctx: click.Context, everywhere: bool, session_dir: str | None, limit: int | None, json: bool) -> int:
-    """List the saved sessions of this directory. The path is what `--session` wants."""
+    """List the saved sessions of this directory. `--session` takes the path, or the id in it."""
     request: dict[str, Any] = {} if everywhere else {"cwd": here()}
     if session_dir is not None:
         request["sessionDir"] = os.path.abspath(session_dir)
@@ -41,7 +44,7 @@ def sessions(ctx: click.Context, everywhere: bool, session_dir: str | None, limi
 
 def _show(listing: SessionListResult) -> None:
     if listing.sessions:
-        table([["UPDATED", "MESSAGES", "", "CWD", "PATH"], *map(_row, listing.sessions)])
+        table([["UPDATED", "TITLE", "MESSAGES", "", "CWD", "PATH"], *map(_row, listing.sessions)])
     elif not listing.legacy:
         note("no sessions yet")
     for path in listing.legacy:
@@ -53,9 +56,6 @@ def _show(listing: SessionListResult) -> None:
 
 
 def _row(session: SessionRow) -> list[str]:
-    marks = ", ".join(
-        name
-        for name, is_so in (("open", session.live), ("unread", session.unread), ("pinned", session.pinned_at))
-        if is_so
-    )
-    return [clock(session.updated_at), str(session.message_count), marks, session.cwd, session.path]
+    marks = ", ".join([*(["open"] if session.live else []), *marks_of(session)])
+    title, count = shortened(title_of(session), TITLE), str(session.message_count)
+    return [clock(session.updated_at), title, count, marks, session.cwd, session.path]
