@@ -117,7 +117,9 @@ def _typed() -> str | None:
         raw = os.read(sys.stdin.fileno(), 4096)
     except OSError:
         return None
-    if not raw:
-        err("\n")
-        return _WISH if is_terminal(sys.stdin) else None
-    return raw.decode("utf-8", "replace").strip()
+    if raw:
+        return raw.decode("utf-8", "replace").strip()
+    if not is_terminal(sys.stdin):
+        return None
+    err("\n")
+    return _WISH

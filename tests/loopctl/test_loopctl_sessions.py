@@ -363,7 +363,7 @@ def test_timings_tell_how_long_each_prompt_took_and_how_it_ended(
     with ScriptedDaemon(socket_path, opening(row(cwd)) | {"session/state": shown}):
         _, old, stopped, resumed, under_way = loopctl("timings").out.splitlines()
         document = json.loads(loopctl("timings", "--json").out)
-    assert old.endswith("1.2 s        0-")
+    assert old.split()[2:] == ["1.2", "s", "0-"]
     assert "2 min 05 s" in stopped
     assert stopped.endswith("2-3       stopped")
     assert "1 h 02 min" in resumed
