@@ -1,4 +1,4 @@
-"""``loopctl sessions``: what is saved, newest first."""
+"""``loopctl sessions``: what is saved, newest first, and with ``--watch`` every change of it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import Any
 import click
 import msgspec
 
+from loop_protocol.client import Client
 from loop_protocol.v1.methods import SessionListResult
 from loop_protocol.v1.types import SessionRow
 
-from ..exits import OK
+from ..exits import INTERRUPTED, OK
+from ..interrupts import Interrupts
 from ..reach import ANSWER, daemon
-from ..terminal import clock, document, note, shortened, table
-from ..view import marks_of, title_of
+from ..terminal import clock, document, note, out_line, shortened, table
+from ..view import arguments_line, marks_of, title_of
 from ..whereabouts import here
 
 TITLE = 40
@@ -24,9 +26,14 @@ TITLE = 40
 @click.option("--all", "everywhere", is_flag=True, help="Those of all directories.")
 @click.option("--session-dir", metavar="DIR", help="Look in this directory instead of the usual one.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most N sessions.")
-@click.option("--json", "json", is_flag=True, help="Print the method's result.")
+@click.option("--watch", is_flag=True, help="Go on with every change, until Ctrl-C.")
+@click.option(
+    "--json", "json", is_flag=True, help="Print the method's result; with --watch a line, then one per change."
+)
 @click.pass_context
-def sessions(ctx: click.Context, everywhere: bool, session_dir: str | None, limit: int | None, json: bool) -> int:
+def sessions(
+    ctx: click.Context, everywhere: bool, session_dir: str | None, limit: int | None, watch: bool, json: bool
+) -> int:
     """List the saved sessions of this directory. `--session` takes the path, or the id in it."""
     request: dict[str, Any] = {} if everywhere else {"cwd": here()}
     if session_dir is not None:
@@ -34,12 +41,22 @@ def sessions(ctx: click.Context, everywhere: bool, session_dir: str | None, limi
     if limit is not None:
         request["limit"] = limit
     with daemon(ctx, start=True) as client:
+        if watch:
+            client.call_raw("server/watch", timeout=ANSWER)  # before the list: what changes meanwhile comes twice
         raw = client.call_raw("session/list", request, timeout=ANSWER)
-    if json:
-        document(raw)
+        listing = msgspec.json.decode(raw, type=SessionListResult)
+        _print(raw, listing, json=json, watch=watch)
+        cwd = None if everywhere else os.path.realpath(here())
+        return _watch(client, Watched(cwd, listing), json=json) if watch else OK
+
+
+def _print(raw: bytes, listing: SessionListResult, *, json: bool, watch: bool) -> None:
+    if not json:
+        _show(listing)
+    elif watch:
+        out_line(msgspec.json.format(raw, indent=-1).decode())
     else:
-        _show(msgspec.json.decode(raw, type=SessionListResult))
-    return OK
+        document(raw)
 
 
 def _show(listing: SessionListResult) -> None:
@@ -59,3 +76,49 @@ def _row(session: SessionRow) -> list[str]:
     marks = ", ".join([*(["open"] if session.live else []), *marks_of(session)])
     title, count = shortened(title_of(session), TITLE), str(session.message_count)
     return [clock(session.updated_at), title, count, marks, session.cwd, session.path]
+
+
+# --- changes ----------------------------------------------------------------------------------------------------------
+
+
+class Watched:
+    """What of the daemon's news is about the list: all of it, or what concerns one directory."""
+
+    def __init__(self, cwd: str | None, listing: SessionListResult) -> None:
+        self._cwd = cwd
+        self._paths = {row.path for row in listing.sessions}
+
+    def concerns(self, event: dict[str, Any]) -> bool:
+        row, path = event.get("session"), event.get("path")
+        if self._cwd is None:
+            return True
+        if isinstance(row, dict):
+            if row.get("cwd") == self._cwd:
+                self._paths.add(row["path"])
+            path = row["path"]
+        return path is None or path in self._paths
+
+
+def _watch(client: Client, watched: Watched, *, json: bool) -> int:
+    with Interrupts() as interrupts:
+        while not interrupts.asked:
+            raw = client.next_server_event(timeout=0)
+            if raw is None:
+                interrupts.wait(client, timeout=None)
+                continue
+            said = msgspec.json.decode(raw)
+            if watched.concerns(said["event"]):
+                out_line(raw.decode() if json else f"{clock(said['at'])}  {_change(said['event'])}")
+    return INTERRUPTED
+
+
+def _change(event: dict[str, Any]) -> str:
+    """One line, also of a type that this version does not know."""
+    kind = event["type"].replace("_", " ")
+    if row := event.get("session"):
+        session = msgspec.convert(row, SessionRow)
+        marks = ["open"] if session.live else []
+        facts = [title_of(session), f"{session.message_count} messages", *marks, *marks_of(session), session.path]
+        return f"{kind}: {', '.join(facts)}"
+    rest = {name: value for name, value in event.items() if name not in ("type", "sessionId")}
+    return f"{kind}: {rest['path'] if rest.keys() == {'path'} else arguments_line(rest)}"

@@ -44,6 +44,9 @@ class Peer:
         params = {"runtimeId": runtime, "sessionId": session, "seq": self.seq, "at": 1, "event": event}
         self.send(request_body(None, "event", params))
 
+    def server_event(self, event: Any) -> None:
+        self.send(request_body(None, "server/event", {"at": 1_700_000_000_000, "event": event}))
+
     def hang_up(self) -> None:
         self.hung_up = True
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from scripted_daemon import (
     NO_SESSIONS,
     Answer,
     Loopctl,
+    Peer,
     ScriptedDaemon,
+    Then,
     answering,
     conversation,
     opened,
@@ -23,6 +26,7 @@ from scripted_daemon import (
     saved,
     state,
 )
+from typing_person import at_terminal
 
 from loop_protocol.v1.errors import RpcError
 from loop_protocol.v1.types import PromptTiming, Recoverable, RunResult, Title
@@ -378,3 +382,53 @@ def test_a_session_without_timings_says_so(socket_path: str, cwd: str, loopctl: 
         document = json.loads(loopctl("timings", "--json").out)
     assert (ran.code, ran.out, ran.err) == (0, "", "loopctl: no timings yet\n")
     assert document == {"timings": []}
+
+
+# --- watching the list ------------------------------------------------------------------------------------------------
+
+
+def changing(cwd: str, *events: Any) -> dict[str, Answer]:
+    """What the list says, then these changes, then the end of the daemon."""
+
+    def change(peer: Peer) -> None:
+        for event in events:
+            peer.server_event(event)
+        peer.hang_up()
+
+    known = saved("/a/s1/meta.json", cwd, title=STARTUP)
+    return {"server/watch": {}, "session/list": lambda *_: Then(listing(known), change)}
+
+
+def test_watch_tells_every_change_of_this_directorys_list(socket_path: str, cwd: str, loopctl: Loopctl) -> None:
+    fresh = saved("/a/s2/meta.json", cwd, messageCount=2, live=True)
+    changes = [
+        {"type": "session_listed", "session": fresh},
+        {"type": "session_listed", "session": saved("/a/s3/meta.json", "/elsewhere")},
+        {"type": "session_removed", "sessionId": "s1", "path": "/a/s1/meta.json"},
+        {"type": "session_removed", "sessionId": "s3", "path": "/a/s3/meta.json"},
+        {"type": "weather", "sun": True},
+    ]
+    with ScriptedDaemon(socket_path, changing(cwd, *changes)) as daemon:
+        ran, everywhere = loopctl("sessions", "--watch"), loopctl("sessions", "--watch", "--all")
+        first, *lines = map(json.loads, loopctl("sessions", "--watch", "--json").out.splitlines())
+    assert [name for name, _ in daemon.requests][:3] == ["initialize", "server/watch", "session/list"]
+    assert ran.code == 69
+    assert [line.split("  ", 1)[1] for line in ran.out.splitlines()[2:]] == [
+        "session listed: New session, 2 messages, open, unread, /a/s2/meta.json",
+        "session removed: /a/s1/meta.json",
+        'weather: {"sun":true}',
+    ]
+    assert len(everywhere.out.splitlines()) == 2 + len(changes)
+    assert first["sessions"][0]["path"] == "/a/s1/meta.json"
+    assert [line["event"] for line in lines] == [changes[0], changes[2], changes[4]]
+
+
+def test_ctrl_c_ends_the_watching_of_the_list(socket_path: str, cwd: str) -> None:
+    def change(peer: Peer) -> None:
+        peer.server_event({"type": "weather", "sun": True})
+
+    script = {"server/watch": {}, "session/list": Then(listing(saved("/a/s1/meta.json", cwd)), change)}
+    with ScriptedDaemon(socket_path, script), at_terminal("sessions", "--watch") as terminal:
+        terminal.waits_for("weather")
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.ends() == 130
