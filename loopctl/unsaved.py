@@ -46,15 +46,15 @@ class _Asking:
     session_id: str
     interrupts: Interrupts
     refused: bool = False
+    saved: bool = False
 
     def until_saved(self) -> bool:
-        while not self._saved_meanwhile():
+        while not self.saved:
             line = self._line()
             if line is None:
                 return False
             if line == "/flush":
-                if self._flushed():
-                    break
+                self._flush()
             elif line == "/quit" and self.refused:
                 note(_LATER)
                 return False
@@ -67,42 +67,43 @@ class _Asking:
         return True
 
     def _line(self) -> str | None:
-        """What was typed, empty if the daemon says something first. None: the terminal is gone."""
+        """What was typed, empty if it was saved meanwhile. None: the terminal is gone."""
         err(_PROMPT)
-        self.interrupts.wait(self.client, sys.stdin, timeout=None)
-        if self.interrupts.asked:
-            self.interrupts.asked = False
-            err("\n")
-            return _WISH
-        return _typed() if _has_input() else ""
+        while not (self.interrupts.asked or _has_input()):
+            self._take_news()
+            if self.saved:
+                err("\n")
+                return ""
+            self.interrupts.wait(self.client, sys.stdin, timeout=None)
+        if not self.interrupts.asked:
+            return _typed()
+        self.interrupts.asked = False
+        err("\n")
+        return _WISH
 
-    def _flushed(self) -> bool:
+    def _flush(self) -> None:
         """Whatever keeps it from being saved now may be over at the next try."""
         try:
             self.client.call("session/flush", {"sessionId": self.session_id}, timeout=ANSWER)
+            self.saved = True
         except RpcError as error:
             if of_kind(error.kind) != REFUSED:
                 raise
             note(error.message)
-            return False
         except TimeoutError as error:
             note(str(error))
-            return False
-        return True
 
-    def _saved_meanwhile(self) -> bool:
-        saved = False
+    def _take_news(self) -> None:
         while (notification := self.client.next_notification(timeout=0)) is not None:
             params = notification.params
             if params is None or params.session_id != self.session_id:
                 continue
             match params.event:
                 case SessionSaved():
-                    saved = True
+                    self.saved = True
                 case SessionClosed(reason=reason, rescue=rescue):
                     kept = f"; what was unsaved is in {rescue}" if rescue else ""
                     raise Failure(f"the session was closed: {reason}{kept}", REFUSED)
-        return saved
 
 
 def _has_input() -> bool:

@@ -66,6 +66,8 @@ def _range(timing: PromptTiming) -> str:
 
 def _length(milliseconds: int) -> str:
     seconds = milliseconds // 1000
+    if not seconds:
+        return f"{milliseconds} ms"
     if seconds < 60:
         return f"{milliseconds / 1000:.1f} s"
     if seconds < 3600:

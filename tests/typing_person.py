@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 PATIENCE = 20.0
 
@@ -57,7 +58,13 @@ class Terminal:
 
 
 @contextmanager
-def at_terminal(*arguments: str, stdin: int | None = None, stdout: int | None = None) -> Iterator[Terminal]:
+def at_terminal(
+    *arguments: str,
+    stdin: int | None = None,
+    stdout: int | None = None,
+    cwd: Path | None = None,
+    env: dict[str, str] | None = None,
+) -> Iterator[Terminal]:
     """``loopctl`` with all three at a terminal, but for what is given."""
     master, slave = pty.openpty()
     process = subprocess.Popen(
@@ -65,6 +72,8 @@ def at_terminal(*arguments: str, stdin: int | None = None, stdout: int | None = 
         stdin=slave if stdin is None else stdin,
         stdout=slave if stdout is None else stdout,
         stderr=slave,
+        cwd=cwd,
+        env=env,
     )
     os.close(slave)
     terminal = Terminal(master, process)
@@ -73,7 +82,5 @@ def at_terminal(*arguments: str, stdin: int | None = None, stdout: int | None = 
     finally:
         process.kill()
         process.wait()
-        if process.stdout:
-            process.stdout.close()
         if terminal.master >= 0:
             os.close(terminal.master)
