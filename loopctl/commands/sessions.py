@@ -73,9 +73,12 @@ def _show(listing: SessionListResult) -> None:
 
 
 def _row(session: SessionRow) -> list[str]:
-    marks = ", ".join([*(["open"] if session.live else []), *marks_of(session)])
     title, count = shortened(title_of(session), TITLE), str(session.message_count)
-    return [clock(session.updated_at), title, count, marks, session.cwd, session.path]
+    return [clock(session.updated_at), title, count, ", ".join(_marks(session)), session.cwd, session.path]
+
+
+def _marks(session: SessionRow) -> list[str]:
+    return [*(["open"] if session.live else []), *marks_of(session)]
 
 
 # --- changes ----------------------------------------------------------------------------------------------------------
@@ -102,10 +105,11 @@ class Watched:
 def _watch(client: Client, watched: Watched, *, json: bool) -> int:
     with Interrupts() as interrupts:
         while not interrupts.asked:
-            raw = client.next_server_event(timeout=0)
-            if raw is None:
+            change = client.next_server_event(timeout=0)
+            if change is None:
                 interrupts.wait(client, timeout=None)
                 continue
+            raw = msgspec.json.encode(change)
             said = msgspec.json.decode(raw)
             if watched.concerns(said["event"]):
                 out_line(raw.decode() if json else f"{clock(said['at'])}  {_change(said['event'])}")
@@ -113,12 +117,17 @@ def _watch(client: Client, watched: Watched, *, json: bool) -> int:
 
 
 def _change(event: dict[str, Any]) -> str:
-    """One line, also of a type that this version does not know."""
-    kind = event["type"].replace("_", " ")
-    if row := event.get("session"):
-        session = msgspec.convert(row, SessionRow)
-        marks = ["open"] if session.live else []
-        facts = [title_of(session), f"{session.message_count} messages", *marks, *marks_of(session), session.path]
-        return f"{kind}: {', '.join(facts)}"
-    rest = {name: value for name, value in event.items() if name not in ("type", "sessionId")}
-    return f"{kind}: {rest['path'] if rest.keys() == {'path'} else arguments_line(rest)}"
+    match event:
+        case {"type": "session_listed", "session": row}:
+            session = msgspec.convert(row, SessionRow)
+            facts = [title_of(session), f"{session.message_count} messages", *_marks(session), session.path]
+            return ", ".join(facts)
+        case {"type": "session_removed", "path": path}:
+            return f"deleted: {path}"
+        case {"type": "daemon_state", "draining": draining, "runs": runs, "pendingSaves": pending}:
+            unsaved = "".join(f", not saved: {one.get('path', one['sessionId'])}" for one in pending)
+            return f"the daemon {'drains' if draining else 'serves'}, {runs} runs{unsaved}"
+        case {"type": "events_lost"}:
+            return "some changes are not shown here, since they came too fast"
+        case _:  # a newer daemon
+            return arguments_line(event)

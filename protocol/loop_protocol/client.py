@@ -60,7 +60,7 @@ class Client:
         self._answers: dict[int, Response] = {}
         self._awaited: set[int] = set()
         self._backlog = Backlog()
-        self._server_events: deque[bytes] = deque(maxlen=SERVER_EVENTS)
+        self._server_events: deque[Raw] = deque(maxlen=SERVER_EVENTS)
         self._last_id = 0
         self.hello: InitializeResult | None = None
 
@@ -160,7 +160,7 @@ class Client:
             if params is not None:
                 yield params
 
-    def next_server_event(self, timeout: float | None = None) -> bytes | None:
+    def next_server_event(self, timeout: float | None = None) -> Raw | None:
         """After ``server/watch``: the JSON of the next ``server/event``'s parameters, or None when none comes in time.
         Of those that nobody asks for the newest 4,096 are kept."""
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -227,7 +227,7 @@ class Client:
             case Request(method="event", params=Raw() as params):
                 self._backlog.add(params)
             case Request(method="server/event", params=Raw() as params):
-                self._server_events.append(bytes(params))
+                self._server_events.append(params)
             case _:
                 pass  # a late answer, or something that a newer daemon says
 

@@ -45,7 +45,8 @@ class Peer:
         self.send(request_body(None, "event", params))
 
     def server_event(self, event: Any) -> None:
-        self.send(request_body(None, "server/event", {"at": 1_700_000_000_000, "event": event}))
+        self.seq += 1
+        self.send(request_body(None, "server/event", {"seq": self.seq, "at": 1_700_000_000_000, "event": event}))
 
     def hang_up(self) -> None:
         self.hung_up = True

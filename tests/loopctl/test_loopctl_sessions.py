@@ -406,7 +406,7 @@ def test_watch_tells_every_change_of_this_directorys_list(socket_path: str, cwd:
         {"type": "session_listed", "session": saved("/a/s3/meta.json", "/elsewhere")},
         {"type": "session_removed", "sessionId": "s1", "path": "/a/s1/meta.json"},
         {"type": "session_removed", "sessionId": "s3", "path": "/a/s3/meta.json"},
-        {"type": "weather", "sun": True},
+        {"type": "daemon_state", "draining": True, "runs": 1, "pendingSaves": [{"sessionId": "s9", "reason": "full"}]},
     ]
     with ScriptedDaemon(socket_path, changing(cwd, *changes)) as daemon:
         ran, everywhere = loopctl("sessions", "--watch"), loopctl("sessions", "--watch", "--all")
@@ -414,9 +414,9 @@ def test_watch_tells_every_change_of_this_directorys_list(socket_path: str, cwd:
     assert [name for name, _ in daemon.requests][:3] == ["initialize", "server/watch", "session/list"]
     assert ran.code == 69
     assert [line.split("  ", 1)[1] for line in ran.out.splitlines()[2:]] == [
-        "session listed: New session, 2 messages, open, unread, /a/s2/meta.json",
-        "session removed: /a/s1/meta.json",
-        'weather: {"sun":true}',
+        "New session, 2 messages, open, unread, /a/s2/meta.json",
+        "deleted: /a/s1/meta.json",
+        "the daemon drains, 1 runs, not saved: s9",
     ]
     assert len(everywhere.out.splitlines()) == 2 + len(changes)
     assert first["sessions"][0]["path"] == "/a/s1/meta.json"
@@ -425,10 +425,10 @@ def test_watch_tells_every_change_of_this_directorys_list(socket_path: str, cwd:
 
 def test_ctrl_c_ends_the_watching_of_the_list(socket_path: str, cwd: str) -> None:
     def change(peer: Peer) -> None:
-        peer.server_event({"type": "weather", "sun": True})
+        peer.server_event({"type": "events_lost", "from": 1, "to": 2})
 
     script = {"server/watch": {}, "session/list": Then(listing(saved("/a/s1/meta.json", cwd)), change)}
     with ScriptedDaemon(socket_path, script), at_terminal("sessions", "--watch") as terminal:
-        terminal.waits_for("weather")
+        terminal.waits_for("some changes are not shown")
         terminal.process.send_signal(signal.SIGINT)
         assert terminal.ends() == 130
