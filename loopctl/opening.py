@@ -23,6 +23,9 @@ from .whereabouts import callers_environment, find_open, here, named
 # The runtime that a refusal names may be gone when we join it, and another one may be there then.
 TRIES = 5
 T = TypeVar("T")
+_SEAT_TAKEN = """\
+that session belongs to another directory, which has one open already: run `loopctl switch`
+there, or go on with `loopctl prompt --session`"""
 
 
 class Way(Enum):
@@ -121,10 +124,17 @@ def switch(client: Client, session: str) -> bytes:
         raise Failure(f"session {session} is in memory only: its runtime alone can have it", USAGE)
     if row is not None and (seat is None or row.runtime_id != seat.runtime_id):
         raise _open_elsewhere(row)
-    if seat is not None:
-        return client.call_raw("runtime/switchSession", {"runtimeId": seat.runtime_id, "path": path}, timeout=ANSWER)
-    request = {"cwd": here(), "env": callers_environment(), "session": {"kind": "open", "path": path}}
-    return client.call_raw("runtime/open", request, timeout=ANSWER)
+    try:
+        if seat is not None:
+            return client.call_raw(
+                "runtime/switchSession", {"runtimeId": seat.runtime_id, "path": path}, timeout=ANSWER
+            )
+        request = {"cwd": here(), "env": callers_environment(), "session": {"kind": "open", "path": path}}
+        return client.call_raw("runtime/open", request, timeout=ANSWER)
+    except RpcError as error:
+        if error.kind != "conflict":
+            raise
+        raise Failure(_SEAT_TAKEN, REFUSED) from None
 
 
 def _open_elsewhere(row: RuntimeRow) -> Failure:

@@ -183,6 +183,17 @@ def test_switch_to_what_is_open_elsewhere_is_refused_with_what_to_do(
     assert daemon.asked("runtime/switchSession") == []
 
 
+@pytest.mark.parametrize(("rows", "method"), [([], "runtime/open"), ([{}], "runtime/switchSession")])
+def test_switch_to_a_directory_that_has_a_session_open_says_where_to_do_it(
+    socket_path: str, cwd: str, loopctl: Loopctl, rows: list[dict[str, Any]], method: str
+) -> None:
+    script = opening(*(row(cwd, **one) for one in rows)) | {method: RpcError("conflict", "taken", runtimeId="r2")}
+    with ScriptedDaemon(socket_path, script):
+        ran = loopctl("switch", "/a/s2/meta.json")
+    assert ran.code == 5
+    assert "run `loopctl switch`\nloopctl: there" in ran.err
+
+
 # --- runtimes, dispose ------------------------------------------------------------------------------------------------
 
 
