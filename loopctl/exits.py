@@ -37,6 +37,7 @@ _REMEDY = {
     "save_failed": "It is kept in the daemon's memory; `loopctl flush` tries again.",
     "session_busy": "`loopctl attach` watches it, `loopctl stop` ends it.",
     "draining": "If it does not end, `loopctl drain --cancel` lets it take work again.",
+    "session_not_found": "`loopctl sessions` lists what is saved, `loopctl runtimes` what is open.",
     "model_unavailable": "`loopctl models` shows what can be chosen, and why the rest cannot.",
 }
 

@@ -10,7 +10,7 @@ import os
 import select
 import signal
 from types import FrameType
-from typing import Self
+from typing import Self, TextIO
 
 from loop_protocol.client import Client
 
@@ -42,10 +42,11 @@ class Interrupts:
             os._exit(INTERRUPTED)  # at once: nothing is buffered, and the daemon notices the closed socket
         self.asked = True
 
-    def wait(self, client: Client, timeout: float | None) -> None:
-        """Until the daemon sends something, Ctrl-C is pressed, or the time is over."""
+    def wait(self, *sources: Client | TextIO, timeout: float | None) -> None:
+        """Until the daemon sends or somebody types something, Ctrl-C is pressed, or the time is over."""
         poll = select.poll()
-        poll.register(client, select.POLLIN)
+        for source in sources:
+            poll.register(source, select.POLLIN)
         poll.register(self._awake, select.POLLIN)
         ready = poll.poll(None if timeout is None else max(0.0, timeout) * 1000)
         if any(descriptor == self._awake for descriptor, _ in ready):

@@ -1,25 +1,31 @@
-"""Finds the session that a prompt goes to: opens one, or joins the one that is open already."""
+"""The session that a prompt goes to, and the seat of this directory: opened, joined, or given another session."""
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
 from loop_protocol.client import Client
 from loop_protocol.v1.errors import RpcError
-from loop_protocol.v1.methods import AttachResult, ReplaceResult, RuntimeOpenResult, SessionListResult
+from loop_protocol.v1.methods import AttachResult, RuntimeOpenResult, RuntimeRow, SessionListResult
 from loop_protocol.v1.types import ModelRef, SessionState
 
+from .exits import REFUSED, USAGE, Failure
 from .reach import ANSWER
 from .terminal import note
-from .whereabouts import callers_environment, callers_umask, here
+from .whereabouts import callers_environment, callers_umask, find_open, here, named
 
 # The runtime that a refusal names may be gone when we join it, and another one may be there then.
 TRIES = 5
+T = TypeVar("T")
+_SEAT_TAKEN = """\
+that session belongs to another directory, which has one open already: run `loopctl switch`
+there, or go on with `loopctl prompt --session`"""
 
 
 class Way(Enum):
@@ -34,13 +40,13 @@ class Way(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What the command line asked for."""
+    """What the command line asked for. ``path``: the session's name, as :mod:`.whereabouts` takes it."""
 
     way: Way
-    path: str | None
-    model: dict[str, str] | None
-    effort: str | None
-    permission: str | None
+    path: str | None = None
+    model: dict[str, str] | None = None
+    effort: str | None = None
+    permission: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +59,17 @@ class Place:
 
 def enter(client: Client, wish: Wish) -> Place:
     """Open or join, set what was wished, attach. Raises :class:`RpcError`."""
+    return tried(lambda: _enter(client, wish))
+
+
+def tried(attempt: Callable[[], T]) -> T:
     for _ in range(TRIES - 1):
         try:
-            return _enter(client, wish)
+            return attempt()
         except RpcError as error:
             if error.kind not in ("runtime_not_found", "session_closed", "replacing"):
                 raise
-    return _enter(client, wish)
+    return attempt()
 
 
 def _enter(client: Client, wish: Wish) -> Place:
@@ -73,16 +83,67 @@ def _enter(client: Client, wish: Wish) -> Place:
 
 def _open_or_join(client: Client, wish: Wish) -> str:
     """The runtime's id."""
+    if wish.way is Way.NEW:
+        return msgspec.json.decode(renew(client, wish), type=RuntimeOpenResult).runtime_id
+    row, path = named(client, wish.path) if wish.path is not None else (None, None)
+    if row is not None:
+        return row.runtime_id
     try:
-        opened: RuntimeOpenResult = client.call("runtime/open", _request(wish), timeout=ANSWER)
+        opened: RuntimeOpenResult = client.call("runtime/open", _request(wish, path), timeout=ANSWER)
     except RpcError as error:
-        other = error.data.get("runtimeId")
-        if error.kind not in ("conflict", "session_locked") or not isinstance(other, str):
-            raise
-        return _renewed(client, other) if wish.way is Way.NEW else other
+        return _in_the_way(error)
     if opened.created:
         _say_if_unexpected(client, wish, opened.state)
     return opened.runtime_id
+
+
+def renew(client: Client, wish: Wish) -> bytes:
+    """An empty session in the seat of this directory. The result of the method that made it: the two have the same
+    fields, as far as an opening has them."""
+    try:
+        return client.call_raw("runtime/open", _request(wish, None), timeout=ANSWER)
+    except RpcError as error:
+        request = {"runtimeId": _in_the_way(error), **_caller()}
+        return client.call_raw("runtime/newSession", request, timeout=ANSWER)
+
+
+def _in_the_way(error: RpcError) -> str:
+    """The runtime that a refusal names, to be joined."""
+    other = error.data.get("runtimeId")
+    if error.kind not in ("conflict", "session_locked") or not isinstance(other, str):
+        raise error
+    return other
+
+
+def switch(client: Client, session: str) -> bytes:
+    """The named session in the seat of this directory, which is made if there is none; as :func:`renew`."""
+    row, path = named(client, session)
+    seat = find_open(client)
+    if seat is not None and not seat.default:
+        seat = None
+    if path is None:
+        raise Failure(f"session {session} is in memory only: its runtime alone can have it", USAGE)
+    if row is not None and (seat is None or row.runtime_id != seat.runtime_id):
+        raise _open_elsewhere(row)
+    try:
+        if seat is not None:
+            return client.call_raw(
+                "runtime/switchSession", {"runtimeId": seat.runtime_id, "path": path}, timeout=ANSWER
+            )
+        request = {"cwd": here(), **_caller(), "session": {"kind": "open", "path": path}}
+        return client.call_raw("runtime/open", request, timeout=ANSWER)
+    except RpcError as error:
+        if error.kind != "conflict":
+            raise
+        raise Failure(_SEAT_TAKEN, REFUSED) from None
+
+
+def _open_elsewhere(row: RuntimeRow) -> Failure:
+    return Failure(
+        f"it is open already, in runtime {row.runtime_id} of {row.cwd}: `loopctl prompt --session` goes on with it\n"
+        f"there, `loopctl dispose --runtime {row.runtime_id}` closes it",
+        REFUSED,
+    )
 
 
 def _say_if_unexpected(client: Client, wish: Wish, state: SessionState) -> None:
@@ -95,17 +156,11 @@ def _say_if_unexpected(client: Client, wish: Wish, state: SessionState) -> None:
             note("a new session, since none is open here; --continue goes on with the latest saved one")
 
 
-def _renewed(client: Client, runtime_id: str) -> str:
-    request = {"runtimeId": runtime_id, **_caller()}
-    replaced: ReplaceResult = client.call("runtime/newSession", request, timeout=ANSWER)
-    return replaced.runtime_id
-
-
 def _caller() -> dict[str, Any]:
     return {"env": callers_environment(), "umask": callers_umask()}
 
 
-def _request(wish: Wish) -> dict[str, Any]:
+def _request(wish: Wish, path: str | None) -> dict[str, Any]:
     request: dict[str, Any] = {"cwd": here(), **_caller()}
     match wish.way:
         case Way.CURRENT | Way.NEW:
@@ -115,7 +170,7 @@ def _request(wish: Wish) -> dict[str, Any]:
         case Way.MEMORY:
             request |= {"session": {"kind": "memory"}, "runtimeId": "new"}
         case Way.PATH:
-            request |= {"session": {"kind": "open", "path": os.path.abspath(wish.path or "")}, "runtimeId": "new"}
+            request |= {"session": {"kind": "open", "path": path}, "runtimeId": "new"}
     if wish.model:
         request["model"] = wish.model | ({"effort": wish.effort} if wish.effort else {})
     if wish.permission:

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import assert_never
 
 from loop_protocol.backlog import Notification
-from loop_protocol.client import Client
-from loop_protocol.v1.events import EventParams, EventsLost, RunSettled, RunStarted, SessionClosed
-from loop_protocol.v1.types import ErrorInfo, RunResult, SessionState
+from loop_protocol.client import Client, LostConnection
+from loop_protocol.v1.errors import RpcError
+from loop_protocol.v1.events import EventParams, EventsLost, PromptTimingEvent, RunSettled, RunStarted, SessionClosed
+from loop_protocol.v1.types import ErrorInfo, PromptTiming, RunResult, SessionState
 
-from .exits import INTERRUPTED, OK, REFUSED, RUN_FAILED, TIMED_OUT, Failure
+from .exits import INTERRUPTED, OK, RUN_FAILED, TIMED_OUT, Failure
 from .interrupts import Interrupts
 from .reach import ANSWER
-from .terminal import note, out_line
+from .terminal import is_terminal, note, out_line
 from .view import View, outcome
 
 
 @dataclass(slots=True)
 class Following:
-    """One run being watched. Events of other runs are not shown."""
+    """One run being watched. Events of other runs are not shown.
+
+    ``timing`` is its finished one, and ``gap`` says that not all of it was shown.
+    """
 
     client: Client
     session_id: str
@@ -31,6 +37,8 @@ class Following:
     closed: bool = False
     stopped_by: int | None = None
     result: RunResult | None = None
+    timing: PromptTiming | None = None
+    gap: bool = False
 
     def until_settled(self, interrupts: Interrupts, *, deadline: float | None) -> RunResult:
         try:
@@ -48,7 +56,8 @@ class Following:
             elif (notification := self.client.next_notification(timeout=0)) is not None:
                 self._take(notification)
             else:
-                interrupts.wait(self.client, None if deadline is None else deadline - time.monotonic())
+                left = None if deadline is None else deadline - time.monotonic()
+                interrupts.wait(self.client, timeout=left)
         return self.result
 
     def _take(self, notification: Notification) -> None:
@@ -66,11 +75,14 @@ class Following:
         if not self.json:
             self.view.show(params)
         match params.event:
+            case PromptTimingEvent(timing=timing) if timing.id == self.run_id and timing.finished_at is not None:
+                self.timing = timing
             case RunSettled(run_id=self.run_id) as settled:
                 self.result = RunResult(
                     run_id=self.run_id, outcome=settled.outcome, saved=settled.saved, error=settled.error
                 )
             case EventsLost():
+                self.gap = True
                 self._look_whether_it_settled()
             case SessionClosed(reason=reason):
                 error = ErrorInfo("session_closed", f"the session was closed: {reason}")
@@ -106,11 +118,7 @@ def _begins(params: EventParams, run_id: str) -> bool:
 
 
 def exit_code(following: Following, result: RunResult) -> int:
-    """Say how it ended, and with which code that is told. An unsaved conversation comes before anything else (S-25)."""
-    tell(following, result)
-    if not result.saved:
-        note("the conversation is not saved, the daemon keeps it in memory; `loopctl flush` tries again")
-        return REFUSED
+    """Of a run that is saved."""
     if following.stopped_by:
         return following.stopped_by
     match result.outcome:
@@ -123,6 +131,7 @@ def exit_code(following: Following, result: RunResult) -> int:
 
 
 def tell(following: Following, result: RunResult) -> None:
+    """How it ended, if not well."""
     match following.stopped_by:
         case code if code == INTERRUPTED:
             note("stopped")
@@ -130,3 +139,16 @@ def tell(following: Following, result: RunResult) -> None:
             note("stopped: the time given by --timeout is over")
         case _ if not following.closed or following.json:
             outcome(result.outcome, result.error)
+
+
+def mark_read(following: Following, before: SessionState) -> None:
+    """Whoever saw a run whole at a terminal has read it (S-6). What was unread before, or came from somebody else in
+    between, was not seen, and keeps the session unread. A receipt that fails is no failure of the prompt."""
+    timing = following.timing
+    if timing is None or following.gap or following.json or before.unread or not is_terminal(sys.stdout):
+        return
+    if before.path is None or timing.message_start_index != before.live_count:
+        return
+    request = {"sessionId": following.session_id, "messageCount": timing.message_end_index}
+    with suppress(RpcError, LostConnection, TimeoutError):
+        following.client.call_raw("session/markRead", request, timeout=ANSWER)

@@ -11,7 +11,7 @@ import sys
 import time
 from typing import TextIO
 
-from .exits import OutputClosed, OutputFailed
+from .exits import OK, OutputClosed, OutputFailed
 
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 but for tab and newline, DEL, C1
@@ -34,6 +34,11 @@ def one_line(text: str, limit: int) -> str:
     """Text as one line of at most ``limit`` characters that says how much it leaves out."""
     line = " ".join(text.split())
     return line if len(line) <= limit else f"{line[:limit]}{ELLIPSIS} ({len(line) - limit} more characters)"
+
+
+def shortened(text: str, limit: int) -> str:
+    """For a table, where the whole is elsewhere."""
+    return text if len(text) <= limit else text[: limit - 1].rstrip() + ELLIPSIS
 
 
 def out(text: str) -> None:
@@ -65,13 +70,29 @@ def document(raw: bytes) -> None:
     out_line(pretty.decode())
 
 
+def told(raw: bytes, text: str, *, json: bool) -> int:
+    """A command's result: as its method gave it, or as a line for people."""
+    if json:
+        document(raw)
+    else:
+        out_line(text)
+    return OK
+
+
 def table(rows: list[list[str]]) -> None:
     """Aligned columns; the first row is the heading, and the last column is as wide as it likes."""
     rows = [[cell.replace("\n", "\\u000a") for cell in row] for row in rows]  # a path may hold anything
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    widths = [max(_width(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        cells = [cell + " " * (width - _width(cell)) for cell, width in zip(row, widths, strict=False)]
         out_line("  ".join([*cells, row[-1]]).rstrip())
+
+
+def _width(cell: str) -> int:
+    """In columns of a terminal: titles are in anybody's language."""
+    from unicodedata import combining, east_asian_width
+
+    return sum(0 if combining(character) else 1 + (east_asian_width(character) in "WF") for character in cell)
 
 
 def facts(pairs: list[tuple[str, object]]) -> None:

@@ -1,4 +1,4 @@
-"""What a person sees of a session's events: the answer on stdout, tools and everything else on stderr."""
+"""What a person sees of a session: the answer on stdout, tools and everything else on stderr; its title and marks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,16 @@ from loop_protocol.v1.events import (
     ToolExecutionStart,
     ToolExecutionUpdate,
 )
-from loop_protocol.v1.types import AssistantMessage, ErrorInfo, Message, TextBlock, ToolResultMessage, UserMessage
+from loop_protocol.v1.types import (
+    AssistantMessage,
+    ErrorInfo,
+    Message,
+    SessionRow,
+    SessionState,
+    TextBlock,
+    ToolResultMessage,
+    UserMessage,
+)
 
 from .terminal import err, note, one_line, out
 
@@ -159,6 +168,17 @@ def outcome(outcome: str, error: ErrorInfo | None) -> None:
     if error is not None:
         what = "the run failed" if outcome == "error" else "error"
         note("\n".join([f"{what}: {error.message}", *(f"  {one.kind}: {one.message}" for one in error.errors or [])]))
+
+
+def title_of(session: SessionRow | SessionState) -> str:
+    """An empty session has no title (T-4)."""
+    return session.title.text if session.title else "New session"
+
+
+def marks_of(session: SessionRow | SessionState) -> list[str]:
+    unsaved = isinstance(session, SessionState) and session.has_pending_save
+    marks = {"unread": session.unread, "pinned": session.pinned_at is not None, "not saved": unsaved}
+    return [mark for mark, is_so in marks.items() if is_so]
 
 
 def arguments_line(arguments: dict[str, Any]) -> str:

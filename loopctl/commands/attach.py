@@ -14,11 +14,11 @@ from ..interrupts import Interrupts
 from ..reach import ANSWER, daemon
 from ..terminal import note, out_line
 from ..view import View
-from ..whereabouts import require_open
+from ..whereabouts import require_open, session_option
 
 
 @click.command()
-@click.option("--session", metavar="PATH", help="The open session of this meta.json.")
+@session_option
 @click.option("--runtime", metavar="ID", help="The runtime with this id.")
 @click.option("--since", type=click.IntRange(min=0), metavar="SEQ", help="Begin after this event, if it is remembered.")
 @click.option("--json", "json", is_flag=True, help="Print the events, one JSON object per line.")
@@ -47,7 +47,7 @@ def _watch(client: Client, view: View, interrupts: Interrupts, *, json: bool) ->
     while not interrupts.asked:
         notification = client.next_notification(timeout=0)
         if notification is None:
-            interrupts.wait(client, None)
+            interrupts.wait(client, timeout=None)
             continue
         if json:
             out_line(notification.raw.decode())

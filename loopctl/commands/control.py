@@ -1,4 +1,4 @@
-"""``loopctl stop``, ``abort`` and ``flush``: what one does to a session that is open."""
+"""``loopctl stop``, ``abort``, ``flush`` and ``dispose``: what one does to a session that is open."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import msgspec
 
 from loop_protocol.v1.types import SessionState
 
-from ..exits import OK
 from ..reach import ANSWER, daemon
-from ..terminal import document, out_line
-from ..whereabouts import require_open
+from ..terminal import told
+from ..whereabouts import require_open, session_option
 
 _Decorator = Callable[[Any], Any]
 _WHICH: tuple[_Decorator, ...] = (
-    click.option("--session", metavar="PATH", help="The open session of this meta.json."),
+    session_option,
     click.option("--runtime", metavar="ID", help="The runtime with this id."),
     click.option("--json", "json", is_flag=True, help="Print the method's result."),
     click.pass_context,
@@ -38,10 +37,10 @@ def stop(ctx: click.Context, session: str | None, runtime: str | None, json: boo
         row = require_open(client, session=session, runtime=runtime, running=True)
         state: SessionState = client.call("session/state", {"sessionId": row.session_id}, timeout=ANSWER)
         if state.run is None:
-            return _told(b'{"stopped":false}', "nothing is running", json=json)
+            return told(b'{"stopped":false}', "nothing is running", json=json)
         request = {"sessionId": row.session_id, "runId": state.run.run_id}
         raw = client.call_raw("session/stop", request, timeout=ANSWER)
-    return _told(raw, "stopped" if _is_true(raw, "stopped") else "it was over already", json=json)
+    return told(raw, "stopped" if _is_true(raw, "stopped") else "it was over already", json=json)
 
 
 @click.command()
@@ -51,7 +50,7 @@ def abort(ctx: click.Context, session: str | None, runtime: str | None, json: bo
     with daemon(ctx, start=False) as client:
         row = require_open(client, session=session, runtime=runtime, running=True)
         raw = client.call_raw("session/abort", {"sessionId": row.session_id}, timeout=ANSWER)
-    return _told(raw, "aborted" if _is_true(raw, "stopped") else "nothing was running", json=json)
+    return told(raw, "aborted" if _is_true(raw, "stopped") else "nothing was running", json=json)
 
 
 @click.command()
@@ -61,16 +60,21 @@ def flush(ctx: click.Context, session: str | None, runtime: str | None, json: bo
     with daemon(ctx, start=False) as client:
         row = require_open(client, session=session, runtime=runtime)
         raw = client.call_raw("session/flush", {"sessionId": row.session_id}, timeout=ANSWER)
-    return _told(raw, "saved" if _is_true(raw, "flushed") else "nothing was unsaved", json=json)
+    return told(raw, "saved" if _is_true(raw, "flushed") else "nothing was unsaved", json=json)
+
+
+@click.command()
+@_options
+def dispose(ctx: click.Context, session: str | None, runtime: str | None, json: bool) -> int:
+    """Close this directory's session: its run is stopped, everything is saved, and the runtime is given back.
+
+    Refused while something is unsaved. The session can be opened again.
+    """
+    with daemon(ctx, start=False) as client:
+        row = require_open(client, session=session, runtime=runtime)
+        raw = client.call_raw("runtime/dispose", {"runtimeId": row.runtime_id}, timeout=ANSWER)
+    return told(raw, f"closed {row.path or row.session_id}", json=json)
 
 
 def _is_true(raw: bytes, name: str) -> bool:
     return bool(msgspec.json.decode(raw).get(name))
-
-
-def _told(raw: bytes, text: str, *, json: bool) -> int:
-    if json:
-        document(raw)
-    else:
-        out_line(text)
-    return OK

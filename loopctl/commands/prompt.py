@@ -18,12 +18,13 @@ from loop_protocol.v1.errors import RpcError
 from loop_protocol.v1.methods import PromptResult
 
 from .. import keys
-from ..exits import OK
+from ..exits import OK, REFUSED
 from ..interrupts import Interrupts
 from ..opening import Place, Way, Wish, enter
 from ..reach import ANSWER, daemon
-from ..running import Following, exit_code
+from ..running import Following, exit_code, mark_read, tell
 from ..terminal import document, is_terminal, note, out_line
+from ..unsaved import until_saved
 from ..whereabouts import model_option, seconds_option
 
 PERMISSIONS = ["read-only", "workspace-write", "danger-full-access"]
@@ -35,7 +36,7 @@ EFFORTS = ["low", "medium", "high"]
 @click.option("--new", is_flag=True, help="Start a new session in this directory.")
 @click.option("--continue", "latest", is_flag=True, help="Go on with the latest session of this directory.")
 @click.option("--no-session", "memory", is_flag=True, help="Keep nothing: no file is written.")
-@click.option("--session", "path", metavar="PATH", help="Go on with the session of this meta.json.")
+@click.option("--session", "path", metavar="SESSION", help="Go on with this one: a meta.json, its directory, or an id.")
 @click.option("--model", metavar="PROVIDER/ID", callback=model_option, help="Set the session's model first.")
 @click.option("--effort", type=click.Choice(EFFORTS), help="Set first how much its model reasons.")
 @click.option("--permission", type=click.Choice(PERMISSIONS), help="Set what tools may do first.")
@@ -81,7 +82,12 @@ def prompt(
             following = Following(client, place.state.session_id, run_id, json)
             interrupts.farewell = f"run {run_id} may go on: `loopctl attach` watches it, `loopctl stop` stops it"
             deadline = None if timeout is None else time.monotonic() + timeout
-            return exit_code(following, following.until_settled(interrupts, deadline=deadline))
+            result = following.until_settled(interrupts, deadline=deadline)
+            tell(following, result)
+            if not result.saved and not until_saved(client, following.session_id, interrupts):
+                return REFUSED  # before any other outcome: nothing else is lost by being missed (S-25)
+            mark_read(following, place.state)
+            return exit_code(following, result)
 
 
 def _way(*, new: bool, latest: bool, memory: bool, path: str | None) -> Way:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import click
@@ -15,6 +16,7 @@ from loop_protocol.v1.types import (
     Block,
     ImageBlock,
     Message,
+    Recoverable,
     SessionState,
     TextBlock,
     ThinkingBlock,
@@ -25,13 +27,13 @@ from loop_protocol.v1.types import (
 
 from ..exits import OK
 from ..reach import ANSWER, daemon
-from ..terminal import clock, document, facts, out, out_line
-from ..view import arguments_line
-from ..whereabouts import readable
+from ..terminal import clock, document, facts, is_terminal, note, out, out_line
+from ..view import arguments_line, marks_of, title_of
+from ..whereabouts import readable, session_option
 
 
 @click.command()
-@click.option("--session", metavar="PATH", help="The session of this meta.json.")
+@session_option
 @click.option("--json", "json", is_flag=True, help="Print the method's result.")
 @click.pass_context
 def state(ctx: click.Context, session: str | None, json: bool) -> int:
@@ -46,7 +48,7 @@ def state(ctx: click.Context, session: str | None, json: bool) -> int:
 
 
 @click.command()
-@click.option("--session", metavar="PATH", help="The session of this meta.json.")
+@session_option
 @click.option("--start", type=click.IntRange(min=0), default=0, metavar="N", help="Begin with message N.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most N messages.")
 @click.option("--last", type=click.IntRange(min=1), metavar="N", help="The last N messages.")
@@ -55,7 +57,10 @@ def state(ctx: click.Context, session: str | None, json: bool) -> int:
 def messages(
     ctx: click.Context, session: str | None, start: int, limit: int | None, last: int | None, json: bool
 ) -> int:
-    """Show the conversation of this directory: of the open session, else of the latest saved one."""
+    """Show the conversation of this directory: of the open session, else of the latest saved one.
+
+    It stays unread; `loopctl read` marks it as read.
+    """
     if last is not None and (start or limit is not None):
         raise click.UsageError("--last goes neither with --start nor with --limit")
     with daemon(ctx, start=True) as client:
@@ -63,6 +68,8 @@ def messages(
         if last is not None:
             start = max(0, _total(client, which) - last)
         found = _pages(client, which, start=start, limit=limit)
+        if not json and is_terminal(sys.stdout):
+            _head(client, which)
     if json:
         document(msgspec.json.encode(found))
     else:
@@ -95,6 +102,7 @@ def _show_state(state: SessionState) -> None:
     unsaved = (state.save_error or "yes") + "; repair the cause, then `loopctl flush`"
     facts(
         [
+            ("title", title_of(state)),
             ("session", state.session_id),
             ("path", state.path),
             ("cwd", state.cwd),
@@ -112,8 +120,21 @@ def _show_state(state: SessionState) -> None:
             ("run", state.run and f"{state.run.run_id}, since {clock(state.run.started_at)}"),
             ("last run", last and f"{last.outcome}{': ' + last.error.message if last.error else ''}"),
             ("not saved", unsaved if state.has_pending_save else None),
+            ("cut off", state.recoverable and _cut_off(state.recoverable)),
         ]
     )
+
+
+def _cut_off(run: Recoverable) -> str:
+    return f"{run.messages} messages of a run of {clock(run.started_at)}; `loopctl recover` takes them over"
+
+
+def _head(client: Client, which: dict[str, str]) -> None:
+    """Which conversation it is, for a person; it is no part of what a pipe gets."""
+    state: SessionState = client.call("session/state", which, timeout=ANSWER)
+    note(" · ".join([title_of(state), *marks_of(state)]))
+    if state.recoverable:
+        note(f"a crash cut off {_cut_off(state.recoverable)}")
 
 
 def _show_message(message: Message, *, committed: int) -> None:

@@ -1,4 +1,4 @@
-"""``loopctl sessions``: what is saved, newest first."""
+"""``loopctl sessions``: what is saved, newest first, and with ``--watch`` every change of it."""
 
 from __future__ import annotations
 
@@ -8,40 +8,60 @@ from typing import Any
 import click
 import msgspec
 
+from loop_protocol.client import Client
 from loop_protocol.v1.methods import SessionListResult
 from loop_protocol.v1.types import SessionRow
 
-from ..exits import OK
+from ..exits import INTERRUPTED, OK
+from ..interrupts import Interrupts
 from ..reach import ANSWER, daemon
-from ..terminal import clock, document, note, table
+from ..terminal import clock, document, note, out_line, shortened, table
+from ..view import arguments_line, marks_of, title_of
 from ..whereabouts import here
+
+TITLE = 40
 
 
 @click.command()
 @click.option("--all", "everywhere", is_flag=True, help="Those of all directories.")
 @click.option("--session-dir", metavar="DIR", help="Look in this directory instead of the usual one.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most N sessions.")
-@click.option("--json", "json", is_flag=True, help="Print the method's result.")
+@click.option("--watch", is_flag=True, help="Go on with every change, until Ctrl-C.")
+@click.option(
+    "--json", "json", is_flag=True, help="Print the method's result; with --watch a line, then one per change."
+)
 @click.pass_context
-def sessions(ctx: click.Context, everywhere: bool, session_dir: str | None, limit: int | None, json: bool) -> int:
-    """List the saved sessions of this directory. The path is what `--session` wants."""
+def sessions(
+    ctx: click.Context, everywhere: bool, session_dir: str | None, limit: int | None, watch: bool, json: bool
+) -> int:
+    """List the saved sessions of this directory. `--session` takes the path, or the id in it."""
     request: dict[str, Any] = {} if everywhere else {"cwd": here()}
     if session_dir is not None:
         request["sessionDir"] = os.path.abspath(session_dir)
     if limit is not None:
         request["limit"] = limit
     with daemon(ctx, start=True) as client:
+        if watch:
+            client.call_raw("server/watch", timeout=ANSWER)  # before the list: what changes meanwhile comes twice
         raw = client.call_raw("session/list", request, timeout=ANSWER)
-    if json:
-        document(raw)
+        listing = msgspec.json.decode(raw, type=SessionListResult)
+        _print(raw, listing, json=json, watch=watch)
+        cwd = None if everywhere else os.path.realpath(here())
+        return _watch(client, Watched(cwd, listing), json=json) if watch else OK
+
+
+def _print(raw: bytes, listing: SessionListResult, *, json: bool, watch: bool) -> None:
+    if not json:
+        _show(listing)
+    elif watch:
+        out_line(msgspec.json.format(raw, indent=-1).decode())
     else:
-        _show(msgspec.json.decode(raw, type=SessionListResult))
-    return OK
+        document(raw)
 
 
 def _show(listing: SessionListResult) -> None:
     if listing.sessions:
-        table([["UPDATED", "MESSAGES", "", "CWD", "PATH"], *map(_row, listing.sessions)])
+        table([["UPDATED", "TITLE", "MESSAGES", "", "CWD", "PATH"], *map(_row, listing.sessions)])
     elif not listing.legacy:
         note("no sessions yet")
     for path in listing.legacy:
@@ -53,9 +73,61 @@ def _show(listing: SessionListResult) -> None:
 
 
 def _row(session: SessionRow) -> list[str]:
-    marks = ", ".join(
-        name
-        for name, is_so in (("open", session.live), ("unread", session.unread), ("pinned", session.pinned_at))
-        if is_so
-    )
-    return [clock(session.updated_at), str(session.message_count), marks, session.cwd, session.path]
+    title, count = shortened(title_of(session), TITLE), str(session.message_count)
+    return [clock(session.updated_at), title, count, ", ".join(_marks(session)), session.cwd, session.path]
+
+
+def _marks(session: SessionRow) -> list[str]:
+    return [*(["open"] if session.live else []), *marks_of(session)]
+
+
+# --- changes ----------------------------------------------------------------------------------------------------------
+
+
+class Watched:
+    """What of the daemon's news is about the list: all of it, or what concerns one directory."""
+
+    def __init__(self, cwd: str | None, listing: SessionListResult) -> None:
+        self._cwd = cwd
+        self._paths = {row.path for row in listing.sessions}
+
+    def concerns(self, event: dict[str, Any]) -> bool:
+        row, path = event.get("session"), event.get("path")
+        if self._cwd is None:
+            return True
+        if isinstance(row, dict):
+            if row.get("cwd") == self._cwd:
+                self._paths.add(row["path"])
+            path = row["path"]
+        return path is None or path in self._paths
+
+
+def _watch(client: Client, watched: Watched, *, json: bool) -> int:
+    with Interrupts() as interrupts:
+        while not interrupts.asked:
+            change = client.next_server_event(timeout=0)
+            if change is None:
+                interrupts.wait(client, timeout=None)
+                continue
+            raw = msgspec.json.encode(change)
+            said = msgspec.json.decode(raw)
+            if watched.concerns(said["event"]):
+                out_line(raw.decode() if json else f"{clock(said['at'])}  {_change(said['event'])}")
+    return INTERRUPTED
+
+
+def _change(event: dict[str, Any]) -> str:
+    match event:
+        case {"type": "session_listed", "session": row}:
+            session = msgspec.convert(row, SessionRow)
+            facts = [title_of(session), f"{session.message_count} messages", *_marks(session), session.path]
+            return ", ".join(facts)
+        case {"type": "session_removed", "path": path}:
+            return f"deleted: {path}"
+        case {"type": "daemon_state", "draining": draining, "runs": runs, "pendingSaves": pending}:
+            unsaved = "".join(f", not saved: {one.get('path', one['sessionId'])}" for one in pending)
+            return f"the daemon {'drains' if draining else 'serves'}, {runs} runs{unsaved}"
+        case {"type": "events_lost"}:
+            return "some changes are not shown here, since they came too fast"
+        case _:  # a newer daemon
+            return arguments_line(event)

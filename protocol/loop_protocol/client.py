@@ -19,6 +19,7 @@ import select
 import socket
 import struct
 import time
+from collections import deque
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
@@ -34,6 +35,7 @@ from .v1.events import EventParams
 from .v1.methods import METHODS, InitializeResult
 
 CONNECT_TIMEOUT = 10.0
+SERVER_EVENTS = 4096
 _CHUNK = 256 * 1024
 
 
@@ -58,6 +60,7 @@ class Client:
         self._answers: dict[int, Response] = {}
         self._awaited: set[int] = set()
         self._backlog = Backlog()
+        self._server_events: deque[Raw] = deque(maxlen=SERVER_EVENTS)
         self._last_id = 0
         self.hello: InitializeResult | None = None
 
@@ -157,6 +160,15 @@ class Client:
             if params is not None:
                 yield params
 
+    def next_server_event(self, timeout: float | None = None) -> Raw | None:
+        """After ``server/watch``: the JSON of the next ``server/event``'s parameters, or None when none comes in time.
+        Of those that nobody asks for the newest 4,096 are kept."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._server_events:
+            if not self._receive(deadline):
+                return None
+        return self._server_events.popleft()
+
     # --- the socket ---------------------------------------------------------------------------------------------------
 
     def _send(self, body: bytes) -> None:
@@ -214,6 +226,8 @@ class Client:
                 self._answers[answer.id] = answer
             case Request(method="event", params=Raw() as params):
                 self._backlog.add(params)
+            case Request(method="server/event", params=Raw() as params):
+                self._server_events.append(params)
             case _:
                 pass  # a late answer, or something that a newer daemon says
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from loopctl_world import COMMAND, PATIENCE, World, ended
+from typing_person import at_terminal
 
 
 def test_tool_output_is_shown_as_it_comes(world: World) -> None:
@@ -85,3 +86,37 @@ def test_a_stop_that_is_refused_leaves_the_daemon_at_work(world: World) -> None:
     assert world.loopctl("flush").returncode == 0
     assert world.loopctl("prompt", "three").returncode == 0
     assert world.loopctl("daemon", "stop").returncode == 0
+
+
+def test_at_a_terminal_an_unsaved_conversation_waits_for_flush(world: World) -> None:  # S-25
+    world.loopctl("prompt", "one")
+    (place,) = Path(world.root / "s" / "loopd" / "sessions").glob("*/*")
+    aside = place.with_name("aside")
+    place.rename(aside)
+    with at_terminal("prompt", "two", cwd=world.workspace, env=world.environment) as terminal:
+        for typed, answered in (("/flush", "put it back, then flush"), ("/quit", "not yet"), ("\x04", "not yet")):
+            terminal.waits_for("/flush or /quit> ")
+            terminal.type(typed if typed == "\x04" else f"{typed}\n")
+            terminal.waits_for(answered)
+        aside.rename(place)
+        terminal.waits_for("/flush or /quit> ")
+        terminal.type("/flush\n")
+        terminal.waits_for("saved")
+        assert terminal.ends() == 0
+    assert "two" in world.loopctl("messages", "--last", "1").stdout
+
+
+def test_the_session_of_a_directory_changes_and_is_found_again_by_directory_and_id(world: World) -> None:  # S-2, R-1
+    world.loopctl("prompt", "one")
+    (first,) = Path(world.root / "s" / "loopd" / "sessions").glob("*/*")
+    assert world.loopctl("new").returncode == 0
+    assert world.loopctl("prompt", "two").stdout == "two\n"
+    for name in (str(first), first.name, f"{first}/meta.json"):
+        assert "one" in world.loopctl("messages", "--session", name).stdout
+    assert world.loopctl("prompt", "three", "--session", first.name).returncode == 0
+    assert world.loopctl("runtimes").stdout.count("meta.json") == 2
+    assert world.loopctl("dispose").returncode == 0
+    assert world.loopctl("dispose", "--session", first.name).returncode == 0
+    assert world.loopctl("runtimes").stderr == "loopctl: nothing is open\n"
+    assert "three" in world.loopctl("messages", "--session", first.name).stdout
+    assert len(world.loopctl("timings", "--session", first.name).stdout.splitlines()) == 3

@@ -44,6 +44,10 @@ class Peer:
         params = {"runtimeId": runtime, "sessionId": session, "seq": self.seq, "at": 1, "event": event}
         self.send(request_body(None, "event", params))
 
+    def server_event(self, event: Any) -> None:
+        self.seq += 1
+        self.send(request_body(None, "server/event", {"seq": self.seq, "at": 1_700_000_000_000, "event": event}))
+
     def hang_up(self) -> None:
         self.hung_up = True
 
@@ -72,7 +76,8 @@ HELLO = {
 }
 
 
-NO_SESSIONS = {"sessions": [], "damaged": [], "legacy": [], "unsupported": 0}
+NOTHING_OPEN: dict[str, Any] = {"runtimes": []}
+NO_SESSIONS: dict[str, Any] = {"sessions": [], "damaged": [], "legacy": [], "unsupported": 0}
 
 
 @dataclass
@@ -83,7 +88,7 @@ class ScriptedDaemon:
     _threads: list[threading.Thread] = field(default_factory=list)
 
     def __enter__(self) -> ScriptedDaemon:
-        self.answers = {"initialize": HELLO, "session/list": NO_SESSIONS} | self.answers
+        self.answers = {"initialize": HELLO, "session/list": NO_SESSIONS, "runtime/list": NOTHING_OPEN} | self.answers
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(self.path)
         self._listener.listen()
@@ -190,6 +195,22 @@ def row(cwd: str, **changes: Any) -> dict[str, Any]:
         "hasPendingSave": False,
         "default": True,
         "path": f"{cwd}/s1/meta.json",
+    }
+    return facts | changes
+
+
+def saved(path: str, cwd: str, **changes: Any) -> dict[str, Any]:
+    """A row of ``session/list``."""
+    facts = {
+        "sessionId": "s1",
+        "path": path,
+        "cwd": cwd,
+        "createdAt": 1,
+        "updatedAt": 1_700_000_000_000,
+        "messageCount": 12,
+        "userMessageCount": 6,
+        "unread": True,
+        "live": False,
     }
     return facts | changes
 

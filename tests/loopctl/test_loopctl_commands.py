@@ -9,7 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_daemon import Loopctl, Peer, ScriptedDaemon, Then, assistant, conversation, row, running, says, state
+from scripted_daemon import (
+    Loopctl,
+    Peer,
+    ScriptedDaemon,
+    Then,
+    assistant,
+    conversation,
+    row,
+    running,
+    saved,
+    says,
+    state,
+)
 
 from loop_protocol import client as client_module
 from loop_protocol.v1.errors import RpcError
@@ -33,23 +45,20 @@ STATUS = {
 DRAINED = {"draining": True, "quiet": True, "exiting": True, "runs": 0, "pendingSaves": [], "rescued": []}
 
 
-def session(path: str, cwd: str) -> dict[str, Any]:
-    return {
-        "sessionId": "s1",
-        "path": path,
-        "cwd": cwd,
-        "createdAt": 1,
-        "updatedAt": 1_700_000_000_000,
-        "messageCount": 12,
-        "userMessageCount": 6,
-        "unread": True,
-        "live": False,
-    }
-
-
 @pytest.mark.parametrize(
     "arguments",
-    [["status"], ["drain"], ["stop"], ["abort"], ["flush"], ["attach"], ["daemon", "stop"], ["daemon", "log"]],
+    [
+        ["status"],
+        ["drain"],
+        ["stop"],
+        ["abort"],
+        ["flush"],
+        ["attach"],
+        ["dispose"],
+        ["runtimes"],
+        ["daemon", "stop"],
+        ["daemon", "log"],
+    ],
 )
 def test_commands_that_need_a_running_daemon_start_none(
     socket_path: str, loopctl: Loopctl, arguments: list[str]
@@ -115,7 +124,7 @@ def test_without_an_open_session_the_latest_saved_one_is_read_by_path(
 ) -> None:
     script = {
         "runtime/list": {"runtimes": [row("/elsewhere"), row(cwd, kind="memory", default=False)]},
-        "session/list": EMPTY | {"sessions": [session("/a/s9/meta.json", cwd)]},
+        "session/list": EMPTY | {"sessions": [saved("/a/s9/meta.json", cwd)]},
         "session/messages": messages_of(1, 9),
     }
     with ScriptedDaemon(socket_path, script) as daemon:
@@ -156,7 +165,7 @@ def test_state_names_a_pending_save_and_what_to_do(socket_path: str, cwd: str, l
 
 def test_sessions_is_a_table_and_names_what_cannot_be_listed(socket_path: str, cwd: str, loopctl: Loopctl) -> None:
     listing = {
-        "sessions": [session("/a/s1/meta.json", cwd)],
+        "sessions": [saved("/a/s1/meta.json", cwd)],
         "damaged": [{"path": "/a/s2/meta.json", "reason": "not JSON"}],
         "legacy": ["/a/old.jsonl"],
         "unsupported": 2,
@@ -222,7 +231,7 @@ def test_stop_of_an_idle_session_says_so(socket_path: str, cwd: str, loopctl: Lo
         assert json.loads(loopctl("stop", "--json").out) == {"stopped": False}
 
 
-@pytest.mark.parametrize("command", ["stop", "abort", "flush", "attach"])
+@pytest.mark.parametrize("command", ["stop", "abort", "flush", "attach", "dispose"])
 def test_where_no_session_is_open_the_code_is_4(socket_path: str, loopctl: Loopctl, command: str) -> None:
     with ScriptedDaemon(socket_path, {"runtime/list": {"runtimes": [row("/elsewhere")]}}):
         assert loopctl(command).code == 4

@@ -15,8 +15,11 @@ import tty
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted_daemon import ScriptedDaemon, answering, conversation, says
+from scripted_daemon import Loopctl, ScriptedDaemon, answering, assistant, conversation, row, says, state
+from typing_person import at_terminal
 
+from loop_protocol.v1.types import Recoverable, Title
+from loopctl.__main__ import COMMANDS
 from loopctl.terminal import one_line, visible
 
 LOOPCTL = [sys.executable, "-m", "loopctl"]
@@ -104,3 +107,34 @@ def test_a_command_imports_only_what_it_needs(arguments: list[str], absent: list
     )
     modules = ran.stdout.split("MODULES")[1].split()
     assert [name for name in absent if name in modules] == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_says_what_it_does(loopctl: Loopctl, name: str) -> None:
+    ran = loopctl(name, "--help")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.startswith(f"Usage: loopctl {name} ")
+
+
+@pytest.mark.parametrize(("words", "offered"), [("loopctl sw", "switch"), ("loopctl delete --y", "--yes")])
+def test_the_shell_completes_commands_and_options(words: str, offered: str) -> None:
+    wanted = {"_LOOPCTL_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    ran = subprocess.run(LOOPCTL, capture_output=True, text=True, check=True, env=os.environ | wanted, timeout=20)
+    assert ran.stdout == f"plain,{offered}\n"
+
+
+def test_a_conversation_at_a_terminal_begins_with_its_title_and_marks(socket_path: str, cwd: str) -> None:
+    shown = state(
+        cwd,
+        title=Title(text="Project startup", source="user", message_indices=[]),
+        unread=True,
+        pinned_at=1,
+        recoverable=Recoverable(run_id="run0", started_at=1, messages=3),
+    )
+    page = {"start": 0, "total": 1, "committed": 1, "messages": [assistant("hello") | {"index": 0}]}
+    script = {"runtime/list": {"runtimes": [row(cwd)]}, "session/state": shown, "session/messages": page}
+    with ScriptedDaemon(socket_path, script), at_terminal("messages") as terminal:
+        terminal.waits_for("Project startup · unread · pinned")
+        terminal.waits_for("3 messages of a run of ")  # S-26
+        terminal.waits_for("hello")
+        assert terminal.ends() == 0
