@@ -67,6 +67,7 @@ class Conversation:
             count=len(history.lines),
             messages=history.messages,
             user_messages=history.user_messages,
+            fallback=history.fallback,
             changes=changes,
         )
 
@@ -226,6 +227,15 @@ class Recording(Steps):
         self._do(self._fds[dir_fd], "rename", source, target)
         FileSystem.rename(self, source, target, dir_fd=dir_fd)
 
+    def unlink(self, name: str, *, dir_fd: int) -> None:
+        FileSystem.unlink(self, name, dir_fd=dir_fd)
+        self._do(self._fds[dir_fd], "unlink", name, None)
+
+    def rmdir(self, path: str) -> None:
+        FileSystem.rmdir(self, path)
+        parent, name = os.path.split(path)
+        self._do(self._known[self._identity(os.stat(parent))], "unlink", name, None)
+
     def fsync(self, fd: int) -> None:
         node = self.nodes[self._fds[fd]]
         if self.drop != node.label:
@@ -274,6 +284,8 @@ def _entries(done: list[tuple[Any, ...]]) -> dict[str, int]:
     for what, name, value in done:
         if what == "link":
             entries[name] = value
+        elif what == "unlink":
+            del entries[name]
         else:
             entries[value] = entries.pop(name)
     return entries
