@@ -18,7 +18,7 @@ from msgspec import Struct
 from . import FORMAT, Metadata, SessionMalformed, SessionMissing, SessionUnsupported, StorageError
 from .document import META
 from .fs import DIRECTORY, READ, FileSystem, Touched, canonical, explain, failing, opened, printable, touched
-from .places import place_of, workspace_key
+from .places import is_deleted, place_of, workspace_key
 from .reading import HISTORY, read_metadata
 
 
@@ -116,7 +116,7 @@ class Catalog:
             match _whole(self._fs, row):
                 case Row():
                     listing.rows.append(row)
-                case damaged:
+                case Damaged() as damaged:
                     listing.damaged.append(damaged)
 
     def most_recent(self, cwd: str, session_dir: str | None) -> str | None:
@@ -194,15 +194,26 @@ def _sort_in(listing: Listing, found: Found, workspace: str | None) -> None:
             listing.unsupported += 1
 
 
-def _whole(fs: FileSystem, row: Row) -> Row | Damaged:
+def _whole(fs: FileSystem, row: Row) -> Row | Damaged | None:
+    """None where the session was deleted since its metadata was looked at."""
     # Not `beside`: with every session of a long list, taking paths apart is a third of the work.
     history, committed = row.path.removesuffix(META) + HISTORY, row.meta.committed.bytes
     try:
         size = fs.stat(history).st_size
         there = f"has {size} bytes"
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and not _is_there(fs, row.path):
+            return None
         size, there = -1, "is missing" if isinstance(error, FileNotFoundError) else str(error)
     return row if size >= committed else Damaged(row.path, f"{history} {there}; {committed} are committed", row.cwd)
+
+
+def _is_there(fs: FileSystem, path: str) -> bool:
+    try:
+        fs.stat(path)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 @dataclass(slots=True, frozen=True)
@@ -216,7 +227,7 @@ class _Look:
 
     def at(self, name: str, before: _Seen | None, *, is_directory: bool) -> _Seen:
         file = f"{name}/{META}" if is_directory else name
-        if not is_directory and not name.endswith(".jsonl"):
+        if is_deleted(name) if is_directory else not name.endswith(".jsonl"):
             return _Seen(None, None)
         try:
             stat = self.fs.stat(file, dir_fd=self.fd)
@@ -233,14 +244,16 @@ class _Look:
         except OSError as error:
             return _Seen(None, Damaged(self._path(file), explain("read", self._path(file), error, then="try again")))
 
-    def _session(self, name: str) -> Found:
+    def _session(self, name: str) -> Found | None:
         path = self._path(f"{name}/{META}")
         try:
             with opened(self.fs, name, DIRECTORY, dir_fd=self.fd) as fd:
                 meta, _ = read_metadata(self.fs, fd, path=path, id=name)
         except SessionUnsupported:
             return Unsupported()
-        except (SessionMalformed, SessionMissing, StorageError) as error:
+        except SessionMissing:
+            return self._without_metadata(name)  # deleted since the directory was opened
+        except (SessionMalformed, StorageError) as error:
             return Damaged(path, str(error))
         if self.derived and workspace_key(meta.cwd) != os.path.basename(self.place):
             return Damaged(path, f"its cwd {meta.cwd!r} does not belong into this directory")
