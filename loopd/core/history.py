@@ -21,11 +21,14 @@ from loop_protocol.v1.types import (
     Outcome,
     PromptTiming,
     RunResult,
+    Title,
     ToolCallBlock,
     ToolResultMessage,
     Usage,
     UserMessage,
 )
+
+from .titles import fallback_of
 
 # A message must fit one page of session/messages, and that one frame (storage rule 12).
 LINE = 24 * 1024 * 1024
@@ -78,7 +81,8 @@ def decode_message(line: bytes) -> Message:
 
 @dataclass(slots=True)
 class History:
-    """``lines`` only ever grows. ``places[i]`` is the line number of message ``i``."""
+    """``lines`` only ever grows. ``places[i]`` is the line number of message ``i``. ``fallback`` is the title that the
+    first eligible message gave (T-2)."""
 
     lines: list[bytes] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
@@ -88,6 +92,7 @@ class History:
     usage: Usage = field(default_factory=lambda: Usage(0, 0))
     user_messages: int = 0
     last_message: Message | None = None
+    fallback: Title | None = None
     unanswered: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -144,6 +149,7 @@ class History:
                 self.require_paired()
                 _require_data(message.content)
                 self.user_messages += 1
+                self.fallback = self.fallback or fallback_of(message)
             case AssistantMessage():
                 self.require_paired()
                 self.unanswered.update(block.id for block in message.content if isinstance(block, ToolCallBlock))

@@ -8,14 +8,15 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from loop_protocol.v1.types import ModelRef, Permission
+from loop_protocol.v1.types import ModelRef, Permission, Title
 
 FORMAT = "loop-session"
 VERSION = 3
 
 
 class Committed(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """The range of ``history.jsonl`` that is published: the first ``bytes`` bytes with that checksum."""
+    """The range of ``history.jsonl`` that is published: the first ``bytes`` bytes with that checksum. ``fallback`` is
+    the title that its messages give, so that a list shows it without reading them."""
 
     commit_id: str
     revision: int
@@ -23,6 +24,7 @@ class Committed(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
     crc32: int
     messages: int
     user_messages: int
+    fallback: Title | None = None
 
 
 class Metadata(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
@@ -40,6 +42,16 @@ class Metadata(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=
     permission: Permission
     committed: Committed
     pinned_at: int | None = None
+    title: Title | None = None
+
+    @property
+    def valid_title(self) -> Title | None:
+        """The stored title. One made of messages that are not committed, since a crash came between its write and
+        theirs, is none (rule 13)."""
+        title, committed = self.title, self.committed.messages
+        if title is None or title.source == "user" or all(0 <= at < committed for at in title.message_indices):
+            return title
+        return None
 
 
 @dataclass(slots=True, frozen=True)
@@ -56,6 +68,7 @@ class Snapshot:
     count: int
     messages: int
     user_messages: int
+    fallback: Title | None = None
     changes: dict[str, Any] = field(default_factory=dict)
 
 
@@ -105,8 +118,9 @@ class Store(Protocol):
     def meta(self) -> Metadata:
         """As published last."""
 
-    def update(self, changes: dict[str, Any]) -> Metadata:
-        """Publish changed metadata; the history file stays byte-identical. Idempotent."""
+    def update(self, changes: dict[str, Any], *, rewrite: bool = False) -> Metadata:
+        """Publish changed metadata; the history file stays byte-identical. Idempotent. With ``rewrite`` missing or
+        damaged metadata is written anew from memory; without it that is an error."""
 
     def commit(self, snapshot: Snapshot, *, rewrite: bool = False) -> Metadata:
         """Append what is not on disk yet and publish. With ``rewrite`` a missing or shortened history file is written

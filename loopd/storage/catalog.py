@@ -123,7 +123,7 @@ class Catalog:
             match _whole(self._fs, row):
                 case Row():
                     listing.rows.append(row)
-                case damaged:
+                case Damaged() as damaged:
                     listing.damaged.append(damaged)
 
     def most_recent(self, cwd: str, session_dir: str | None) -> str | None:
@@ -212,17 +212,28 @@ def _sort_in(listing: Listing, found: Found, workspace: str | None) -> None:
             listing.unsupported += 1
 
 
-def _whole(fs: FileSystem, row: Row) -> Row | Damaged:
+def _whole(fs: FileSystem, row: Row) -> Row | Damaged | None:
+    """None where the session was deleted since its metadata was looked at."""
     # Not `beside`: with every session of a long list, taking paths apart is a third of the work.
     history, committed = row.path.removesuffix(META) + HISTORY, row.meta.committed.bytes
     try:
         size = fs.stat(history).st_size
         there = f"has {size} bytes"
     except FileNotFoundError:
+        if not _is_there(fs, row.path):
+            return None
         size, there = -1, "is missing"
     except OSError as error:
         return Unreadable(row.path, explain("read", history, error, then="try again"), row.cwd)
     return row if size >= committed else Damaged(row.path, f"{history} {there}; {committed} are committed", row.cwd)
+
+
+def _is_there(fs: FileSystem, path: str) -> bool:
+    try:
+        fs.stat(path)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 @dataclass(slots=True, frozen=True)
@@ -256,16 +267,18 @@ class _Look:
             path = self._path(file)
             return _Seen(None, refused(path, explain("read", path, error, then="try again")))
 
-    def _session(self, name: str) -> Found:
+    def _session(self, name: str) -> Found | None:
         path = self._path(f"{name}/{META}")
         try:
             with opened(self.fs, name, DIRECTORY, dir_fd=self.fd) as fd:
                 meta, _ = read_metadata(self.fs, fd, path=path, id=name)
         except SessionUnsupported:
             return Unsupported()
+        except SessionMissing:
+            return self._without_metadata(name)  # deleted since the directory was opened
         except StorageError as error:
             return Unreadable(path, str(error))
-        except (SessionMalformed, SessionMissing) as error:
+        except SessionMalformed as error:
             return Damaged(path, str(error))
         if self.derived and workspace_key(meta.cwd) != os.path.basename(self.place):
             return Damaged(path, f"its cwd {meta.cwd!r} does not belong into this directory")

@@ -120,6 +120,7 @@ def publication(meta: Metadata, snapshot: Snapshot, *, published: int) -> Metada
         crc32=crc32,
         messages=snapshot.messages,
         user_messages=snapshot.user_messages,
+        fallback=snapshot.fallback,
     )
     return structs.replace(meta, committed=committed, **snapshot.changes)
 

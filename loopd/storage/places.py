@@ -13,6 +13,8 @@ from .document import META
 from .fs import DIRECTORY, FileSystem, canonical, make_directories, opened, printable, sync_directory
 from .reading import HISTORY
 
+_DELETED = ".loopd-deleted"
+
 
 @lru_cache(256)  # a list asks for it session by session
 def workspace_key(workspace: str) -> str:
@@ -33,6 +35,15 @@ def path_of(data_dir: str, cwd: str, id: str, session_dir: str | None = None) ->
 
 def id_of(path: str) -> str:
     return os.path.basename(os.path.dirname(path))
+
+
+def is_deleted(name: str) -> bool:
+    """Whether a directory of that name is what a deletion that was cut off left behind (``unopened.py``)."""
+    return name.startswith(".") and name.endswith(_DELETED)
+
+
+def deleted(name: str) -> str:
+    return f".{name}{_DELETED}"
 
 
 def beside(path: str, name: str) -> str:

@@ -70,6 +70,7 @@ class Conversation:
             count=len(history.lines),
             messages=history.messages,
             user_messages=history.user_messages,
+            fallback=history.fallback,
             changes=changes,
         )
 
@@ -166,8 +167,13 @@ class Recording(Steps):
         FileSystem.rename(self, source, target, dir_fd=dir_fd)
 
     def unlink(self, name: str, *, dir_fd: int) -> None:
-        self._do(self._fds[dir_fd], "unlink", name, None)
         FileSystem.unlink(self, name, dir_fd=dir_fd)
+        self._do(self._fds[dir_fd], "unlink", name, None)
+
+    def rmdir(self, path: str) -> None:
+        FileSystem.rmdir(self, path)
+        parent, name = os.path.split(path)
+        self._do(self._known[self._identity(os.stat(parent))], "unlink", name, None)
 
     def fsync(self, fd: int) -> None:
         node = self.nodes[self._fds[fd]]

@@ -463,7 +463,7 @@ def test_what_a_newer_writer_added_survives_our_rewrites(store: FileStore) -> No
         version=4,
         colour={"big": 10**30, "text": "\U0001f600 \u2028"},
         model=known["model"] | {"temperature": 0.10},
-        committed=known["committed"] | {"fallback": "hello"},
+        committed=known["committed"] | {"digest": "hello"},
     )
     store, _ = open_session(Steps(), store.path or "")
     store.update({"pinned_at": 4, "model": MODEL.__class__("practice", "other", "high")})
@@ -473,7 +473,7 @@ def test_what_a_newer_writer_added_survives_our_rewrites(store: FileStore) -> No
     now = json.loads(Path(store.path or "").read_text())
     assert (now["version"], now["colour"]) == (4, {"big": 10**30, "text": "\U0001f600 \u2028"})
     assert now["model"] == {"provider": "practice", "id": "echo", "temperature": 0.10}
-    assert (now["committed"]["fallback"], now["committed"]["revision"]) == ("hello", 2)
+    assert (now["committed"]["digest"], now["committed"]["revision"]) == ("hello", 2)
     assert "pinnedAt" not in now
 
 

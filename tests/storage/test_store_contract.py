@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from storage_disks import ID, MODEL, NOW, Conversation, Steps, create_in
 
+from loop_protocol.v1.types import Title
 from loopd.storage import Snapshot, StorageError, Store
 from loopd.storage.document import first_metadata
 from loopd.storage.memory import MemoryStore
@@ -43,6 +44,7 @@ def test_a_commit_publishes_counts_length_and_chained_checksum(store: Store) -> 
             "crc32": zlib.crc32(whole),
             "messages": 4 * number,
             "user_messages": number,
+            "fallback": Title(text="turn 1", source="fallback", message_indices=[0]),
         }
         assert (meta.unread, meta.updated_at) == (True, snapshot.changes["updated_at"])
 
