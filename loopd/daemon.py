@@ -32,6 +32,8 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 STOPPING_S = 2.0
 RETRY_S = 0.25
 TIDY_S = 15.0
+# A session that nobody has had to do with for so long is closed; it opens again by path and by continue.
+IDLE_SESSION_S = 30 * 60.0
 IDLE_LOG_MS = 60_000
 # Frames that are still being received, of all clients together.
 RECEIVING = 256 * 1024 * 1024
@@ -127,7 +129,8 @@ class Daemon:
             await trio.sleep(interval)
 
     async def _tidy(self) -> None:
-        """Shorten the logs of idle runtimes, and end a daemon that nobody uses, if it comes back on demand."""
+        """Shorten the logs of idle runtimes, dispose of those that nobody uses, and end the daemon itself when it is one
+        of these, if it comes back on demand."""
         idle_since = trio.current_time()
         allowed = self.services.config.daemon.idle_exit_s
         while True:
@@ -136,6 +139,8 @@ class Daemon:
             for runtime in self.runtimes.by_id.values():
                 if runtime.session.core.run is None and now_ms - runtime.events.touched_ms > IDLE_LOG_MS:
                     runtime.events.shrink()
+                if runtime.idle_s(trio.current_time()) >= IDLE_SESSION_S:
+                    self.runtimes.dispose(runtime, "idle")  # decided at once: what comes now is refused, not lost
             if self.clients or any(not session.can_be_reopened for session in self.sessions()):
                 idle_since = trio.current_time()
             if self.on_demand and allowed and trio.current_time() - idle_since >= allowed:

@@ -153,7 +153,7 @@ class Session:
         self._farewell, self._rescued = farewell, rescued
         self._ending.set()
 
-    async def dispose(self) -> None:
+    async def dispose(self, reason: str) -> None:
         """Stop and await what goes on, then close. Raises ``StorageError`` and stays open if the save fails (R-6)."""
         if self.run:
             self.run.stop()
@@ -161,7 +161,7 @@ class Session:
         if self.core.unsaved is not None:
             raise StorageError(self.core.unsaved)
         if not self.core.closed:
-            self.end("disposed")
+            self.end(reason)
         await self.ended.wait()
 
     async def quiet(self) -> None:
@@ -173,7 +173,7 @@ class Session:
 
     @property
     def can_be_reopened(self) -> bool:
-        """Nothing would be lost if it were closed now."""
+        """Nothing would be lost if it were closed now; an id of a draft would be."""
         return self.core.kind == "persistent" and self.core.slot is None and not self.saving.unsaved
 
     # --- the slot -----------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ ORDER = (
     {"connection"},
     {"api"},
     {"runtime"},
-    {"opening", "outbox", "saved"},
+    {"opening", "outbox", "saved", "seat"},
     {"session"},
     {"run"},
     {"saving", "job"},

@@ -120,7 +120,7 @@ class SessionTitle(Event, frozen=True, tag="session_title", kw_only=True):
 
 
 class SessionSaved(Event, frozen=True, tag="session_saved"):
-    """The history up to ``message_count`` is on disk."""
+    """The history up to ``message_count`` is on disk. A draft is ``persistent`` from its first one on."""
 
     message_count: int
     user_message_count: int

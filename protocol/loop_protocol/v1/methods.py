@@ -417,6 +417,7 @@ _TABLE = (
     Method("runtime/open", RuntimeOpenParams, RuntimeOpenResult, "a runtime with its session: made, or joined"),
     Method("runtime/list", NoParams, RuntimeListResult, "the open runtimes"),
     Method("runtime/newSession", RuntimeParams, ReplaceResult, "replace the session by an empty one"),
+    Method("runtime/switchSession", SwitchParams, ReplaceResult, "replace the session by the one at that path"),
     Method("runtime/dispose", RuntimeParams, Nothing, "stop and await the run, close the session, release the runtime"),
     Method(
         "runtime/attach",
