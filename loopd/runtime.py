@@ -19,7 +19,7 @@ from loop_protocol.v1.types import SessionKind
 from .agent.tools.environment import tool_environment
 from .core.guards import Operation
 from .core.inputs import Invalid
-from .event_log import EventLog, Pump
+from .event_log import EventLog
 from .job import Job
 from .opening import Opening, Wanted, directory_of, wanted_places
 from .run import Run
@@ -37,9 +37,8 @@ T = TypeVar("T")
 class Runtimes:
     """The registry. Sessions live in ``live``, the nursery that is drained first."""
 
-    def __init__(self, services: Services, pump: Pump, live: trio.Nursery) -> None:
+    def __init__(self, services: Services, live: trio.Nursery) -> None:
         self.services = services
-        self.pump = pump
         self.by_id: dict[str, Runtime] = {}
         self.runs: OrderedDict[str, Run] = OrderedDict()
         self._live = live
@@ -164,7 +163,7 @@ class Runtimes:
         services, asked = self.services, params.session
         if params.model is not None:
             services.models.resolve(params.model)
-        events = EventLog(str(uuid.uuid4()), clock=services.clock, wake=self.pump.wake)
+        events = EventLog(str(uuid.uuid4()), clock=services.clock, wake=services.pump.wake)
         opening = self._opening_for(
             events,
             env=tool_environment(params.env, daemon_env=services.environ, extra_names=services.config.tools.env),
@@ -290,6 +289,7 @@ class Runtimes:
         self.by_id.pop(runtime.id, None)
         runtime.session.on_fault = nobody
         runtime.events.close()
+        self.services.watch.state_changed()
 
 
 def _check_session(params: RuntimeOpenParams) -> None:

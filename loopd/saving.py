@@ -13,6 +13,7 @@ import trio
 from .core.state import SessionCore
 from .services import Services
 from .storage import Snapshot, StorageError, Store
+from .watch import row
 
 # A disk that does not answer for so long counts as failed. Its thread cannot be cancelled: the next write waits for it.
 STORAGE_DEADLINE_S = 20.0
@@ -52,7 +53,9 @@ class Saving:
             if str(error) != self._core.unsaved:  # a drain tries several times a second
                 log.error("session %s: %s", self._core.id, error)
             self._core.fail_save(str(error))
+            self._services.watch.state_changed()
             return
+        was_pending = self._core.unsaved is not None
         self._attempt, self._saved_lines = None, snapshot.count
         self._core.complete_save(
             messages=snapshot.messages,
@@ -61,6 +64,8 @@ class Saving:
             unread=snapshot.changes["unread"],
         )
         self._services.catalog.note(self._core.cwd, self._core.updated_at)
+        if was_pending:
+            self._services.watch.state_changed()
 
     async def flush(self) -> bool:
         """Write what a failed save left in memory (S-16); False when there is nothing. Raises ``StorageError``."""
@@ -132,8 +137,16 @@ class Saving:
         highest = self._services.catalog.highest_known(self._core.cwd)
         return max(self._services.clock.now_ms(), self._core.updated_at + 1, highest + 1)
 
+    def show(self, *, live: bool) -> None:
+        """Tell who watches how a list of sessions shows this one, if any does: it was written, opened or closed."""
+        meta, path = self._store.meta, self._store.path
+        if path is not None and (self._core.kind != "draft" or meta.committed.messages):
+            self._services.watch.changed(row(path, meta, live=live))
+
     async def _write(self, call: Callable[[], T]) -> T:
         async with self._lock:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + STORAGE_DEADLINE_S) as self._writing:
-                return await trio.to_thread.run_sync(call, limiter=self._thread, abandon_on_cancel=True)
+                written = await trio.to_thread.run_sync(call, limiter=self._thread, abandon_on_cancel=True)
+                self.show(live=True)
+                return written
         raise StorageError(f"{self._store.path}: the disk did not answer in time; check it, then flush")

@@ -126,6 +126,7 @@ class Session:
             async with trio.open_nursery() as nursery:
                 self.nursery = nursery
                 task_status.started()
+                self.saving.show(live=True)
                 try:
                     await self._ending.wait()
                 finally:
@@ -144,6 +145,7 @@ class Session:
             self.core.closed = True
             self.saving.close()
             self.ended.set()
+            self.saving.show(live=False)
 
     def end(self, farewell: str | None, *, rescued: str | None = None) -> None:
         """No new work from here on. ``serve`` stops what goes on, waits for it, and says ``session_closed`` last, with
@@ -237,6 +239,8 @@ class Session:
                 await self._close_after_fault(run)
             self.run = None
             run.done.set()
+            if self._services.draining:
+                self._services.watch.state_changed()
 
     async def _close_after_fault(self, run: Run) -> None:
         """What is unsaved goes to a rescue copy, which the last event names. Where no place takes one the session stays

@@ -11,7 +11,7 @@ from msgspec import Raw
 
 from loop_protocol.v1 import methods as m
 from loop_protocol.v1.errors import RpcError
-from loop_protocol.v1.types import DamagedSession, RunResult, SessionRow, SessionState
+from loop_protocol.v1.types import DamagedSession, RunResult, SessionState
 
 from ..core import inputs
 from ..core.guards import Operation
@@ -21,7 +21,8 @@ from ..run import Run
 from ..runtime import Declined
 from ..saved import SavedSession
 from ..session import Session
-from ..storage.catalog import Listing, Row
+from ..storage.catalog import Listing
+from ..watch import row
 from .call import PAGE, Call
 
 
@@ -46,24 +47,8 @@ def _encoded(listing: Listing, live: frozenset[str]) -> Raw:
         legacy=listing.legacy,
         unsupported=listing.unsupported,
     )
-    rows = b",".join(msgspec.json.encode(_row(row, live=row.meta.id in live)) for row in listing.rows)
+    rows = b",".join(msgspec.json.encode(row(one.path, one.meta, live=one.meta.id in live)) for one in listing.rows)
     return Raw(b'{"sessions":[' + rows + b"]," + msgspec.json.encode(result).removeprefix(b'{"sessions":[],'))
-
-
-def _row(row: Row, *, live: bool) -> SessionRow:
-    meta = row.meta
-    return SessionRow(
-        session_id=meta.id,
-        path=row.path,
-        cwd=meta.cwd,
-        created_at=meta.created_at,
-        updated_at=meta.updated_at,
-        message_count=meta.committed.messages,
-        user_message_count=meta.committed.user_messages,
-        unread=meta.unread,
-        pinned_at=meta.pinned_at,
-        live=live,
-    )
 
 
 def session_state(call: Call, params: m.SessionOrPathParams) -> SessionState | Callable[[], Awaitable[SessionState]]:

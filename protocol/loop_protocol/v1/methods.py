@@ -414,6 +414,7 @@ _TABLE = (
     Method("server/status", NoParams, ServerStatus, "what the daemon is doing; never blocked by a session"),
     Method("server/describe", NoParams, DescribeResult, "the JSON schema of this version"),
     Method("server/drain", DrainParams, DrainResult, "take no new work; answers when quiet, with what is pending"),
+    Method("server/watch", NoParams, Nothing, "`server/event`s from here on, on this connection", starts_work=True),
     Method("runtime/open", RuntimeOpenParams, RuntimeOpenResult, "a runtime with its session: made, or joined"),
     Method("runtime/list", NoParams, RuntimeListResult, "the open runtimes"),
     Method("runtime/newSession", RuntimeParams, ReplaceResult, "replace the session by an empty one"),
