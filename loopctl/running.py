@@ -60,7 +60,7 @@ class Following:
                 interrupts.wait(self.client, timeout=left)
         return self.result
 
-    def _take(self, notification: Notification) -> None:
+    def _take(self, notification: Notification[EventParams]) -> None:
         params = notification.params
         if params is not None and params.session_id == self.session_id:
             self.ours = self.ours or isinstance(params.event, EventsLost) or _begins(params, self.run_id)

@@ -16,10 +16,10 @@ import trio
 
 from loop_protocol.v1 import methods as m
 from loop_protocol.v1.errors import RpcError
+from loop_protocol.v1.events import DaemonState
 
 from . import systemd
 from .connection import Connection
-from .event_log import Pump
 from .runtime import Runtimes
 from .server import CONNECTIONS, Listener
 from .services import Services
@@ -32,6 +32,8 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 STOPPING_S = 2.0
 RETRY_S = 0.25
 TIDY_S = 15.0
+# A session that nobody has had to do with for so long is closed; it opens again by path and by continue.
+IDLE_SESSION_S = 30 * 60.0
 IDLE_LOG_MS = 60_000
 # Frames that are still being received, of all clients together.
 RECEIVING = 256 * 1024 * 1024
@@ -48,11 +50,11 @@ class Daemon:
     on_demand: bool = False
     max_connections: int = CONNECTIONS
     clients: set[Connection] = field(default_factory=set)
-    pump: Pump = field(default_factory=Pump)
     exit_code: int = 0
 
     def __post_init__(self) -> None:
         self.socket_path = self.listener.path
+        self.services.watch.state = self._state
         self._started_ms = self.services.clock.boot_ms()
         self._exit = trio.Event()
         self._hurry = trio.Event()
@@ -65,10 +67,10 @@ class Daemon:
     async def serve(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> int:
         """Until a signal or a drain ends it; answers the exit code."""
         async with trio.open_nursery() as connections:
-            connections.start_soon(self.pump.run)
+            connections.start_soon(self.services.pump.run)
             async with trio.open_nursery() as accepting:
                 async with trio.open_nursery() as live:
-                    self.runtimes = Runtimes(self.services, self.pump, live)
+                    self.runtimes = Runtimes(self.services, live)
                     accepting.start_soon(self._accept, connections)
                     await live.start(self._signals, live)  # before READY: from then on a TERM drains
                     live.start_soon(self._watchdog)
@@ -127,15 +129,20 @@ class Daemon:
             await trio.sleep(interval)
 
     async def _tidy(self) -> None:
-        """Shorten the logs of idle runtimes, and end a daemon that nobody uses, if it comes back on demand."""
+        """Shorten the logs of idle runtimes, dispose of those that nobody uses, and end a daemon that nobody uses where
+        it comes back on demand."""
         idle_since = trio.current_time()
         allowed = self.services.config.daemon.idle_exit_s
         while True:
             await trio.sleep(min(TIDY_S, allowed or TIDY_S))
-            now_ms = self.services.clock.boot_ms()
+            now_ms, watch = self.services.clock.boot_ms(), self.services.watch
+            if now_ms - watch.log.touched_ms > IDLE_LOG_MS:
+                watch.log.shrink()
             for runtime in self.runtimes.by_id.values():
                 if runtime.session.core.run is None and now_ms - runtime.events.touched_ms > IDLE_LOG_MS:
                     runtime.events.shrink()
+                if runtime.idle_s(trio.current_time()) >= IDLE_SESSION_S:
+                    self.runtimes.dispose(runtime, "idle")  # decided at once: what comes now is refused, not lost
             if self.clients or any(not session.can_be_reopened for session in self.sessions()):
                 idle_since = trio.current_time()
             if self.on_demand and allowed and trio.current_time() - idle_since >= allowed:
@@ -159,6 +166,7 @@ class Daemon:
         if began:
             self.services.draining = True
             systemd.notify(STATUS="draining")
+            self.services.watch.state_changed()
         return began
 
     def _take_work_again(self) -> None:
@@ -168,6 +176,7 @@ class Daemon:
         for drain in self._drains:
             drain.cancel()
         systemd.notify(STATUS="serving")
+        self.services.watch.state_changed()
 
     async def _drain(self, params: m.DrainParams, *, began: bool) -> m.DrainResult:
         """A daemon that was asked to exit and must not, because something is unsaved, goes on as before."""
@@ -199,15 +208,19 @@ class Daemon:
 
     async def _report(self) -> m.DrainResult:
         await trio.lowlevel.checkpoint()
-        runs = sum(session.run is not None for session in self.sessions())
+        state = self._state()
         return m.DrainResult(
-            draining=self.services.draining,
-            quiet=not runs,
+            draining=state.draining,
+            quiet=not state.runs,
             exiting=self._exit.is_set(),
-            runs=runs,
-            pending_saves=self.pending_saves(),
+            runs=state.runs,
+            pending_saves=state.pending_saves,
             rescued=list(self._rescued.values()),
         )
+
+    def _state(self) -> DaemonState:
+        runs = sum(session.run is not None for session in self.sessions())
+        return DaemonState(draining=self.services.draining, runs=runs, pending_saves=self.pending_saves())
 
     async def _terminate(self) -> None:
         """The path of a signal: exit 0 when all is saved, 75 after a rescue copy; stay only if even that failed."""

@@ -1,4 +1,4 @@
-"""One numbered log of encoded events per runtime; a subscription is a cursor in it.
+"""One numbered log of encoded events per runtime, and one of the daemon's own; a subscription is a cursor in it.
 
 Outbox, ring, replay and the rule for slow readers are this one mechanism: an event is encoded once whatever the number
 of clients, and a client that does not read costs one integer.
@@ -149,15 +149,30 @@ class EventLog:
         self._trim(BYTES)
 
     def _body(self, session_id: str, seq: int, event: Event) -> bytes:
-        return (
-            b'{"jsonrpc":"2.0","method":"event","params":{"runtimeId":"%b","sessionId":"%b","seq":%d,"at":%d,"event":%b}}\n'
-            % (self.runtime_id.encode(), session_id.encode(), seq, self._clock.now_ms(), _encode(event))
+        return b'{"jsonrpc":"2.0","method":%b"seq":%d,"at":%d,"event":%b}}\n' % (
+            self._envelope(session_id),
+            seq,
+            self._clock.now_ms(),
+            _encode(event),
         )
+
+    def _envelope(self, session_id: str) -> bytes:
+        return b'"event","params":{"runtimeId":"%b","sessionId":"%b",' % (self.runtime_id.encode(), session_id.encode())
 
     def _trim(self, size: int) -> None:
         while len(self._entries) > ALWAYS_KEPT and (len(self._entries) > EVENTS or self.size > size):
             self.size -= len(self._entries.popleft())
             self.first += 1
+
+
+class ServerLog(EventLog):
+    """Of no runtime and no session."""
+
+    def __init__(self, *, clock: Clock, wake: Callable[[EventLog], None]) -> None:
+        super().__init__("", clock=clock, wake=wake)
+
+    def _envelope(self, _: str) -> bytes:
+        return b'"server/event","params":{'
 
 
 class Pump:

@@ -1,9 +1,10 @@
-"""The ways to a session (S-2): a new one, one in memory, one that is on disk. What comes out is served and locked."""
+"""The ways to a session (S-2, S-3): new, draft, in memory, from disk. What comes out is served, and locked on disk."""
 
 from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,6 +22,7 @@ from .services import Services
 from .session import Place, Session, SessionLog, restored
 from .storage import Store, files, legacy
 from .storage.document import META, first_metadata
+from .storage.draft import draft
 from .storage.memory import MemoryStore
 from .storage.places import place_of
 
@@ -53,8 +55,8 @@ class Opening:
     permission: Permission
     session_dir: str | None = None
 
-    async def new(self, *, in_memory: bool = False) -> Session:
-        if in_memory:
+    async def new(self, kind: SessionKind) -> Session:
+        if kind == "memory":
             store: Store = MemoryStore(
                 first_metadata(
                     id=str(uuid.uuid4()),
@@ -65,9 +67,10 @@ class Opening:
                 )
             )
             return await self._serve(store, History(), "memory", None)
-        store, place = await trio.to_thread.run_sync(self._create, abandon_on_cancel=True)
+        make = files.create if kind == "persistent" else draft
+        store, place = await trio.to_thread.run_sync(self._made, make, abandon_on_cancel=True)
         self.services.catalog.note(self.cwd, store.meta.updated_at)
-        return await self._serve(store, History(), "persistent", place)
+        return await self._serve(store, History(), kind, place)
 
     async def most_recent(self) -> str | None:
         newest = self.services.catalog.most_recent
@@ -78,9 +81,9 @@ class Opening:
         store, history, place = await trio.to_thread.run_sync(self._open, path, abandon_on_cancel=True)
         return await self._serve(store, history, "persistent", place)
 
-    def _create(self) -> tuple[Store, Place]:
+    def _made(self, make: Callable[..., Store]) -> tuple[Store, Place]:
         services, now = self.services, self.services.clock.now_ms()
-        store = files.create(
+        store = make(
             services.fs,
             services.data_dir,
             meta_id=str(uuid.uuid4()),

@@ -1,4 +1,4 @@
-"""Runtimes: the seats that own one current session each, and the registry that opens, replaces and disposes them."""
+"""The registry of runtimes: opens them, replaces their sessions, disposes of them."""
 
 from __future__ import annotations
 
@@ -13,80 +13,52 @@ from typing import Any, TypeVar
 import trio
 
 from loop_protocol.v1 import events as ev
-from loop_protocol.v1.methods import NewSessionParams, RuntimeOpenParams, RuntimeRow
+from loop_protocol.v1.methods import CallerParams, NewSessionParams, RuntimeOpenParams, SwitchParams
+from loop_protocol.v1.types import SessionKind
 
-from .agent import ToolEnvironment
 from .core.guards import Operation
 from .core.inputs import Invalid
-from .event_log import EventLog, Pump
+from .event_log import EventLog
 from .job import Job
 from .opening import Opening, Wanted, directory_of, environment_for, wanted_places
 from .run import Run
+from .seat import Declined, Runtime, conflict, locked
 from .services import Services
 from .session import Session, nobody
 from .storage import StorageError
+
+__all__ = ["Declined", "Runtime", "Runtimes"]
 
 REMEMBERED_RUNS = 256
 T = TypeVar("T")
 
 
-class Declined(Exception):
-    """No such thing, or it stands in the way: nothing changed. ``kind`` is the protocol's word for it."""
-
-    def __init__(self, kind: str, message: str, **data: Any) -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.data = data
-
-
-class Runtime:
-    """``default``: the one that a workspace's clients find; another was made with ``runtimeId: "new"``."""
-
-    def __init__(self, id: str, events: EventLog, session: Session, *, default: bool) -> None:
-        self.id = id
-        self.events = events
-        self.session = session
-        self.default = default
-
-    def row(self) -> RuntimeRow:
-        core = self.session.core
-        return RuntimeRow(
-            runtime_id=self.id,
-            cwd=core.cwd,
-            session_id=core.id,
-            kind=core.kind,
-            path=core.path,
-            message_count=core.committed,
-            running=core.run is not None,
-            has_pending_save=core.unsaved is not None,
-            title=core.title,
-            default=self.default,
-        )
-
-
 class Runtimes:
     """The registry. Sessions live in ``live``, the nursery that is drained first."""
 
-    def __init__(self, services: Services, pump: Pump, live: trio.Nursery) -> None:
+    def __init__(self, services: Services, live: trio.Nursery) -> None:
         self.services = services
-        self.pump = pump
         self.by_id: dict[str, Runtime] = {}
         self.runs: OrderedDict[str, Run] = OrderedDict()
         self._live = live
         self._turns: dict[tuple[str, str], trio.Event] = {}
         self._performing: set[trio.CancelScope] = set()
+        self._leaving: dict[str, trio.Event] = {}
 
     # --- looking up ---------------------------------------------------------------------------------------------------
 
     def runtime(self, runtime_id: str) -> Runtime:
-        try:
-            return self.by_id[runtime_id]
-        except KeyError:
-            raise Declined("runtime_not_found", f"no runtime {runtime_id}; runtime/open makes one") from None
+        """The one that a client asks for."""
+        if runtime := self.by_id.get(runtime_id):
+            runtime.touch()
+            return runtime
+        raise Declined("runtime_not_found", f"no runtime {runtime_id}; runtime/open makes one")
 
     def session(self, session_id: str) -> Session:
+        """The one that a client asks for."""
         for runtime in self.by_id.values():
             if runtime.session.core.id == session_id:
+                runtime.touch()
                 return runtime.session
         raise Declined("session_not_found", f"no open session {session_id}; runtime/open opens one")
 
@@ -95,6 +67,7 @@ class Runtimes:
         for runtime in self.by_id.values():
             place = runtime.session.place
             if place is not None and place.directory == directory:
+                runtime.touch()
                 return runtime
         return None
 
@@ -174,29 +147,30 @@ class Runtimes:
         return runtime
 
     def _join(self, runtime: Runtime, params: RuntimeOpenParams, wanted: Wanted) -> Runtime:
+        runtime.touch()
         session, asked = runtime.session, params.session
         core, place = session.core, session.place
         if asked.kind == "open" and asked.path is not None:
             elsewhere = self.at(wanted.directory)
             if elsewhere is None:
-                raise _conflict(runtime, "this workspace has another session open")
+                raise conflict(runtime, "this workspace has another session open")
             if elsewhere is not runtime:
                 raise locked(asked.path, elsewhere)
         elif asked.kind != "continue":
-            raise _conflict(runtime, "this workspace has an open session")
+            raise conflict(runtime, "this workspace has an open session")
         if wanted.session_dir and (place is None or os.path.dirname(place.directory) != wanted.session_dir):
-            raise _conflict(runtime, "the open session is not in that sessionDir")
+            raise conflict(runtime, "the open session is not in that sessionDir")
         if params.model not in (None, core.model):
-            raise _conflict(runtime, f"the open session uses {core.model}; session/setModel changes it")
+            raise conflict(runtime, f"the open session uses {core.model}; session/setModel changes it")
         if params.permission not in (None, core.permission):
-            raise _conflict(runtime, f"the open session has {core.permission}; session/setPermission changes it")
+            raise conflict(runtime, f"the open session has {core.permission}; session/setPermission changes it")
         return runtime
 
     async def _create(self, params: RuntimeOpenParams, wanted: Wanted) -> Runtime:
         services, asked = self.services, params.session
         if params.model is not None:
             services.models.resolve(params.model)
-        events = EventLog(str(uuid.uuid4()), clock=services.clock, wake=self.pump.wake)
+        events = EventLog(str(uuid.uuid4()), clock=services.clock, wake=services.pump.wake)
         opening = self._opening_for(
             events,
             env=environment_for(params, services),
@@ -207,23 +181,36 @@ class Runtimes:
         )
         path = await opening.most_recent() if asked.kind == "continue" else asked.path
         default = params.runtime_id != "new"
+        mode: SessionKind = asked.kind if asked.kind in ("draft", "memory") else "persistent"
         if path is None:
-            return await self._seat(await opening.new(in_memory=asked.kind == "memory"), default=default)
+            return await self._seat(await opening.new(mode), default=default, mode=mode)
         directory = await directory_of(path)
         async with self._turn(("session", directory or path)):
-            if elsewhere := self.at(directory):
-                raise locked(path, elsewhere)
-            return await self._seat(await opening.load(path), default=default)
+            session = await self._load(opening, path, directory)
+            return await self._seat(session, default=default, mode=mode)
 
-    async def _seat(self, session: Session, *, default: bool) -> Runtime:
-        if default and (other := self.default_of(session.core.cwd)):
-            session.end(None)
-            await session.ended.wait()
-            raise _conflict(other, f"{session.core.cwd} has another session open")
-        runtime = Runtime(session.events.runtime_id, session.events, session, default=default)
+    async def _load(self, opening: Opening, path: str, directory: str | None) -> Session:
+        """In that directory's turn: inside the daemon a session is open in at most one runtime (S-22)."""
+        if elsewhere := self.at(directory):
+            raise locked(path, elsewhere)
+        if directory in self._leaving:
+            await self._leaving[directory].wait()
+        return await opening.load(path)
+
+    async def _seat(self, session: Session, *, default: bool, mode: SessionKind) -> Runtime:
+        if default:
+            await self._require_only_default(session)
+        runtime = Runtime(session.events.runtime_id, session.events, session, default=default, mode=mode)
         self.by_id[runtime.id] = runtime
         session.on_fault = partial(self._forget, runtime)
         return runtime
+
+    async def _require_only_default(self, session: Session) -> None:
+        """A workspace has one default runtime; a session that would make a second one is closed again."""
+        if other := self.default_of(session.core.cwd):
+            session.end(None)
+            await session.ended.wait()
+            raise conflict(other, f"{session.core.cwd} has another session open")
 
     def _opening_for(self, events: EventLog, **facts: Any) -> Opening:
         return Opening(services=self.services, live=self._live, events=events, **facts)
@@ -231,45 +218,75 @@ class Runtimes:
     # --- replacing and disposing --------------------------------------------------------------------------------------
 
     def new_session(self, runtime: Runtime, params: NewSessionParams) -> Job[Session]:
-        """Replace the session by an empty one that keeps model, cwd and kind (R-1). Raises ``Refused`` at once."""
+        """Replace the session by an empty one that keeps model, cwd and mode (R-1). Raises ``Refused`` at once."""
         old = runtime.session
-        env = environment_for(params, self.services, before=old.env)
-        return old.start(Operation.REPLACE, partial(self._replace, runtime, old, env))
+        return old.start(Operation.REPLACE, partial(self._renew, runtime, old, params))
 
-    async def _replace(self, runtime: Runtime, old: Session, env: ToolEnvironment) -> Session:
-        """In the order of R-4; a failed preparation leaves the old session in place (R-3)."""
+    def switch_session(self, runtime: Runtime, params: SwitchParams) -> Job[Session]:
+        """Replace the session by the one that is kept at that path, with its model, permission and cwd (R-1). Raises
+        ``Refused`` at once, except for the path that it has already: there is nothing to do then."""
+        old = runtime.session
+        if params.path == old.core.path:
+            job: Job[Session] = Job()
+            job.succeed(old)
+            return job
+        return old.start(Operation.REPLACE, partial(self._switch, runtime, old, params))
+
+    async def _renew(self, runtime: Runtime, old: Session, caller: CallerParams) -> Session:
+        new = await self._succeeding(runtime, old, caller).new(runtime.mode)
+        return self._install(runtime, old, new)
+
+    async def _switch(self, runtime: Runtime, old: Session, params: SwitchParams) -> Session:
+        path = params.path
+        directory = await directory_of(path)
+        if old.place is not None and old.place.directory == directory:
+            return old  # it was only spelled in another way
+        async with self._turn(("session", directory or path)):
+            new = await self._load(self._succeeding(runtime, old, params), path, directory)
+            # A workspace that is found by its cwd must not lead to two: the seat stays where it is.
+            if runtime.default and new.core.cwd != old.core.cwd:
+                await self._require_only_default(new)
+            return self._install(runtime, old, new)
+
+    def _succeeding(self, runtime: Runtime, old: Session, caller: CallerParams) -> Opening:
         core = old.core
-        opening = self._opening_for(
+        return self._opening_for(
             runtime.events,
-            env=env,
+            env=environment_for(caller, self.services, before=old.env),
             cwd=core.cwd,
             model=core.model,
             # What the config says, not what the old session had: a new one never inherits more.
             permission=self.services.config.default.permission,
             session_dir=old.place.session_dir if old.place else None,
         )
-        new = await opening.new(in_memory=core.kind == "memory")
+
+    def _install(self, runtime: Runtime, old: Session, new: Session) -> Session:
+        """The new one is prepared, in the order of R-4: what failed before left the old one in place (R-3)."""
         new.on_fault = partial(self._forget, runtime)
         runtime.session = new
-        runtime.events.publish(new.core.id, ev.SessionReplaced(core.id, new.core.state()))
+        runtime.events.publish(new.core.id, ev.SessionReplaced(old.core.id, new.core.state()))
         runtime.events.end_unfollowing()
         old.on_fault = nobody
         old.end(None)
+        # Whoever opens it again has to wait until it has let go of its files.
+        self._leaving = {place: gone for place, gone in self._leaving.items() if not gone.is_set()}
+        if old.place is not None:
+            self._leaving[old.place.directory] = old.ended
         return new
 
-    def dispose(self, runtime: Runtime) -> Job[None]:
+    def dispose(self, runtime: Runtime, reason: str = "disposed") -> Job[None]:
         """R-6. Raises ``Refused`` at once; from here on nothing else takes the session. A second disposal is the first
         one. The job fails with ``StorageError`` when the stopped run's save fails: then everything stays open."""
         session = runtime.session
         session.require(Operation.DISPOSE)
         if session.disposal is None:
             session.core.disposing = True
-            session.disposal = self.start(partial(self._dispose, runtime, session))
+            session.disposal = self.start(partial(self._dispose, runtime, session, reason))
         return session.disposal
 
-    async def _dispose(self, runtime: Runtime, session: Session) -> None:
+    async def _dispose(self, runtime: Runtime, session: Session, reason: str) -> None:
         try:
-            await session.dispose()
+            await session.dispose(reason)
         except StorageError:
             session.core.disposing, session.disposal = False, None
             raise
@@ -280,6 +297,7 @@ class Runtimes:
         self.by_id.pop(runtime.id, None)
         runtime.session.on_fault = nobody
         runtime.events.close()
+        self.services.watch.state_changed()
 
 
 def _check_session(params: RuntimeOpenParams) -> None:
@@ -287,14 +305,4 @@ def _check_session(params: RuntimeOpenParams) -> None:
     if (asked.kind == "open") != (asked.path is not None):
         raise Invalid("a path goes with kind open, and only with it", "session.path")
     if asked.session_dir is not None and asked.kind in ("open", "memory"):
-        raise Invalid("sessionDir goes with kind new or continue", "session.sessionDir")
-
-
-def _conflict(stands: Runtime, reason: str) -> Declined:
-    """What stands in the way is named, so that the client can join it."""
-    message = f"{reason}; join it, or pass runtimeId: new"
-    return Declined("conflict", message, runtimeId=stands.id, sessionId=stands.session.core.id)
-
-
-def locked(path: str, runtime: Runtime) -> Declined:
-    return Declined("session_locked", f"{path} is open in another runtime; join it", runtimeId=runtime.id)
+        raise Invalid("sessionDir goes with kind new, draft or continue", "session.sessionDir")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import trio
 
@@ -14,7 +15,12 @@ from .core.history import History
 from .core.state import SessionCore, is_seen, pin_of
 from .services import Services
 from .session import restored
-from .storage import Metadata, files, legacy, unopened
+from .storage import Metadata, SessionMissing, SessionUnsupported, files, legacy, unopened
+from .storage.document import META
+from .storage.places import id_of
+from .watch import row
+
+T = TypeVar("T")
 
 
 class SavedSession:
@@ -66,10 +72,26 @@ class SavedSession:
 
     async def delete(self) -> None:
         """Raises what opening raises, though damage is no obstacle."""
-        call = partial(unopened.delete, self._services.fs, self.path, durable=self._services.durable)
-        await trio.to_thread.run_sync(call, abandon_on_cancel=True)
+        path, services = self._present(), self._services
+        await self._perform(partial(unopened.delete, services.fs, path, durable=services.durable))
+        services.watch.removed(path, id_of(path))
 
     async def _change(self, decide: Callable[[Metadata], dict[str, Any]]) -> Metadata:
-        services = self._services
-        call = partial(unopened.change_metadata, services.fs, self.path, decide, durable=services.durable)
-        return await trio.to_thread.run_sync(call, abandon_on_cancel=True)
+        path, services = self._present(), self._services
+        change = partial(unopened.change_metadata, services.fs, path, decide, durable=services.durable)
+        meta = await self._perform(change)
+        services.watch.changed(row(path, meta, live=False))
+        return meta
+
+    async def _perform(self, call: Callable[[], T]) -> T:
+        try:
+            return await trio.to_thread.run_sync(call, abandon_on_cancel=True)
+        except SessionMissing:
+            if self.path.endswith(legacy.SUFFIX):
+                raise SessionUnsupported(f"{self.path} is of an earlier version; opening it moves it first") from None
+            raise
+
+    def _present(self) -> str:
+        """Where a session of an earlier version is once it was opened."""
+        is_old = self.path.endswith(legacy.SUFFIX)
+        return os.path.join(self.path.removesuffix(legacy.SUFFIX), META) if is_old else self.path

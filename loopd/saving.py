@@ -18,6 +18,7 @@ from .core.guards import Operation
 from .core.state import SessionCore, is_seen, pin_of
 from .services import Services
 from .storage import Snapshot, StorageError, Store
+from .watch import row
 
 # A disk that does not answer for so long counts as failed. Its thread cannot be cancelled: the next write waits for it.
 STORAGE_DEADLINE_S = 20.0
@@ -53,7 +54,7 @@ class Saving:
         """Commit all of the history. A failure is told by events and ``core.unsaved``, and kept for ``flush``."""
         try:
             async with self._turn():
-                snapshot = self._snapshot()
+                was_pending, snapshot = self._core.unsaved is not None, self._snapshot()
                 await self._write(partial(self._store.commit, snapshot, rewrite=rewrite))
                 self._attempt, self._saved_lines = None, snapshot.count
                 self._core.complete_save(
@@ -63,11 +64,14 @@ class Saving:
                     unread=snapshot.changes["unread"],
                 )
                 self._services.catalog.note(self._core.cwd, self._core.updated_at)
+                if was_pending:
+                    self._services.watch.state_changed()
         except StorageError as error:
             # No await since the turn ended: whoever has the next one finds the save pending.
             if str(error) != self._core.unsaved:  # a drain tries several times a second
                 log.error("session %s: %s", self._core.id, error)
             self._core.fail_save(str(error))
+            self._services.watch.state_changed()
 
     async def flush(self) -> bool:
         """Write what a failed write left in memory (S-16); False when there is nothing. Raises ``StorageError``."""
@@ -205,3 +209,10 @@ class Saving:
         self._in_doubt = True
         await trio.to_thread.run_sync(call, limiter=self._thread, abandon_on_cancel=True)
         self._in_doubt = False
+        self.show(live=True)
+
+    def show(self, *, live: bool) -> None:
+        """Tell who watches how a list of sessions shows this one, if any does: it was written, opened or closed."""
+        meta, path = self._store.meta, self._store.path
+        if path is not None and (self._core.kind != "draft" or meta.committed.messages):
+            self._services.watch.changed(row(path, meta, live=live))

@@ -10,9 +10,11 @@ import trio
 from .agent import Tool
 from .config import Config
 from .core.timings import Clock
+from .event_log import Pump
 from .models import Catalogue
 from .storage.catalog import Catalog
 from .storage.fs import FileSystem
+from .watch import Watch
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,6 +35,11 @@ class Services:
     reading: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(2))
     draining: bool = False
     counters: dict[str, int] = field(default_factory=dict)
+    pump: Pump = field(default_factory=Pump)
+    watch: Watch = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.watch = Watch(self.clock, self.pump)
 
     @property
     def durable(self) -> bool:

@@ -128,6 +128,7 @@ class Session:
             async with trio.open_nursery() as nursery:
                 self.nursery = nursery
                 task_status.started()
+                self.saving.show(live=True)
                 try:
                     await self._ending.wait()
                 finally:
@@ -146,6 +147,7 @@ class Session:
             self.core.closed = True
             self.saving.close()
             self.ended.set()
+            self.saving.show(live=False)
 
     def end(self, farewell: str | None, *, rescued: str | None = None) -> None:
         """No new work from here on. ``serve`` stops what goes on, waits for it, and says ``session_closed`` last, with
@@ -155,7 +157,7 @@ class Session:
         self._farewell, self._rescued = farewell, rescued
         self._ending.set()
 
-    async def dispose(self) -> None:
+    async def dispose(self, reason: str) -> None:
         """Stop and await what goes on, then close. Raises ``StorageError`` and stays open if the save fails (R-6)."""
         if self.run:
             self.run.stop()
@@ -163,7 +165,7 @@ class Session:
         if self.core.unsaved is not None:
             raise StorageError(self.core.unsaved)
         if not self.core.closed:
-            self.end("disposed")
+            self.end(reason)
         await self.ended.wait()
 
     async def quiet(self) -> None:
@@ -175,7 +177,7 @@ class Session:
 
     @property
     def can_be_reopened(self) -> bool:
-        """Nothing would be lost if it were closed now."""
+        """Nothing would be lost if it were closed now; an id of a draft would be."""
         return self.core.kind == "persistent" and self.core.slot is None and not self.saving.unsaved
 
     # --- the slot -----------------------------------------------------------------------------------------------------
@@ -252,6 +254,8 @@ class Session:
                 await self._close_after_fault(run)
             self.run = None
             run.done.set()
+            if self._services.draining:
+                self._services.watch.state_changed()
 
     async def _close_after_fault(self, run: Run) -> None:
         """What is unsaved goes to a rescue copy, which the last event names. Where no place takes one the session stays

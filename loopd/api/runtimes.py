@@ -9,7 +9,9 @@ from typing import Any
 from loop_protocol.v1 import methods as m
 from loop_protocol.v1.errors import RpcError
 
+from ..job import Job
 from ..runtime import Runtime
+from ..session import Session
 from .call import Call
 
 
@@ -34,13 +36,23 @@ def runtime_list(call: Call, _: m.NoParams) -> m.RuntimeListResult:
 
 def runtime_new_session(call: Call, params: m.NewSessionParams) -> Callable[[], Awaitable[m.ReplaceResult]]:
     runtime = call.runtimes.runtime(params.runtime_id)
-    old = runtime.session
-    job = call.runtimes.new_session(runtime, params)
+    return _replaced(runtime, call.runtimes.new_session(runtime, params), runtime.session, created=True)
+
+
+def runtime_switch_session(call: Call, params: m.SwitchParams) -> Callable[[], Awaitable[m.ReplaceResult]]:
+    runtime = call.runtimes.runtime(params.runtime_id)
+    return _replaced(runtime, call.runtimes.switch_session(runtime, params), runtime.session, created=False)
+
+
+def _replaced(
+    runtime: Runtime, job: Job[Session], old: Session, *, created: bool
+) -> Callable[[], Awaitable[m.ReplaceResult]]:
+    """Answers once the old session is released, unless it is still the one."""
 
     async def replaced() -> m.ReplaceResult:
-        await job.wait()
-        await old.ended.wait()
-        return m.ReplaceResult(cancelled=False, created=True, **_seat(runtime))
+        if await job.wait() is not old:
+            await old.ended.wait()
+        return m.ReplaceResult(cancelled=False, created=created, **_seat(runtime))
 
     return replaced
 

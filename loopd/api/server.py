@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from loop_protocol import PROTOCOL_VERSIONS, jsonrpc, schema
 from loop_protocol.v1 import methods as m
 from loop_protocol.v1.errors import RpcError
-from loop_protocol.v1.events import EVENTS
+from loop_protocol.v1.events import EVENTS, SERVER_EVENTS
 
 from .. import __version__, event_log
 from .call import IN_FLIGHT, PAGE, Call
@@ -22,7 +22,7 @@ def initialize(call: Call, params: m.InitializeParams) -> m.InitializeResult:
     return m.InitializeResult(
         version=max(common),
         server=m.ServerInfo("loopd", __version__),
-        capabilities=m.Capabilities(sorted(m.METHODS), sorted(EVENTS)),
+        capabilities=m.Capabilities(sorted(m.METHODS), sorted({*EVENTS, *SERVER_EVENTS})),
         limits=m.Limits(
             frame=jsonrpc.FRAME,
             frame_before_initialize=jsonrpc.FRAME_BEFORE_INITIALIZE,
@@ -63,6 +63,14 @@ def server_describe(_: Call, __: m.NoParams) -> m.DescribeResult:
 
 def server_drain(call: Call, params: m.DrainParams) -> Callable[[], Awaitable[m.DrainResult]]:
     return call.daemon.drain(params)
+
+
+def server_watch(call: Call, _: m.NoParams) -> m.Nothing:
+    """From now on; a second time changes nothing."""
+    log, outbox = call.daemon.services.watch.log, call.client.outbox
+    if log.runtime_id not in outbox.cursors:
+        outbox.subscribe(log.subscribe(position=log.head, follow=True, notify=outbox.push))
+    return m.Nothing()
 
 
 def model_list(call: Call, _: m.NoParams) -> m.ModelListResult:

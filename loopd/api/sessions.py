@@ -12,7 +12,7 @@ from msgspec import Raw
 
 from loop_protocol.v1 import methods as m
 from loop_protocol.v1.errors import RpcError
-from loop_protocol.v1.types import DamagedSession, RunResult, SessionRow, SessionState
+from loop_protocol.v1.types import DamagedSession, RunResult, SessionState
 
 from ..core import inputs
 from ..core.guards import Operation
@@ -20,10 +20,12 @@ from ..core.history import LINE, History, encode
 from ..job import Job
 from ..opening import directory_of
 from ..run import Run
-from ..runtime import Declined, locked
+from ..runtime import Declined
 from ..saved import SavedSession
+from ..seat import locked
 from ..session import Session
-from ..storage.catalog import Listing, Row
+from ..storage.catalog import Listing
+from ..watch import row
 from .call import PAGE, Call
 
 T = TypeVar("T")
@@ -52,29 +54,12 @@ def _encoded(listing: Listing, live: frozenset[str]) -> Raw:
     )
     encode = msgspec.json.Encoder().encode
     body = bytearray(b'{"sessions":[')
-    for row in listing.rows:
-        body += encode(_row(row, live=row.meta.id in live)) + b","
+    for one in listing.rows:
+        body += encode(row(one.path, one.meta, live=one.meta.id in live)) + b","
     if listing.rows:
         del body[-1:]
     body += encode(result).removeprefix(b'{"sessions":[')
     return Raw(body)
-
-
-def _row(row: Row, *, live: bool) -> SessionRow:
-    meta = row.meta
-    return SessionRow(
-        session_id=meta.id,
-        path=row.path,
-        cwd=meta.cwd,
-        created_at=meta.created_at,
-        updated_at=meta.updated_at,
-        message_count=meta.committed.messages,
-        user_message_count=meta.committed.user_messages,
-        unread=meta.unread,
-        title=meta.valid_title or meta.committed.fallback,
-        pinned_at=meta.pinned_at,
-        live=live,
-    )
 
 
 def session_state(call: Call, params: m.SessionOrPathParams) -> SessionState | Callable[[], Awaitable[SessionState]]:

@@ -198,6 +198,8 @@ class SessionCore:
     def complete_save(self, *, messages: int, user_messages: int, updated_at: int, unread: bool) -> None:
         self.committed, self.committed_user = messages, user_messages
         self.updated_at, self.unread, self.unsaved = updated_at, unread, None
+        if self.kind == "draft":  # what is saved is a session like any other (S-3)
+            self.kind = "persistent"
         if self.settled is not None and (result := self.settled.result) is not None and not result.saved:
             self.settled.result = result.once_saved()
         self.announce.publish(ev.SessionSaved(messages, user_messages, updated_at, unread))

@@ -66,9 +66,14 @@ def create(
     meta = first_metadata(
         id=meta_id, cwd=workspace, model=model, permission=permission, created_at=now_ms, updated_at=updated_at
     )
+    return begin(fs, session_dir or data_dir, path, meta, durable=durable)
+
+
+def begin(fs: FileSystem, root: str, path: str, meta: Metadata, *, durable: bool) -> FileStore:
+    """Put a session without messages on disk, below ``root``, and hold it."""
     with leaving_nothing(fs, path):
         with failing("create", os.path.dirname(path)):
-            make_place(fs, session_dir or data_dir, os.path.dirname(path), durable=durable)
+            make_place(fs, root, os.path.dirname(path), durable=durable)
             directory = lock(fs, path)
         store = FileStore(fs, path, directory, meta, {}, 0, durable=durable)
         with _closing_on_error(store):

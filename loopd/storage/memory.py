@@ -29,9 +29,13 @@ class MemoryStore:
         return self._meta
 
     def commit(self, snapshot: Snapshot, *, rewrite: bool = False) -> Metadata:  # noqa: ARG002 nothing can be missing
-        self._meta = publication(self._meta, snapshot, published=self._lines)
+        self._meta = self.publication(snapshot)
         self._lines = snapshot.count
         return self._meta
+
+    def publication(self, snapshot: Snapshot) -> Metadata:
+        """What a commit of it would publish."""
+        return publication(self._meta, snapshot, published=self._lines)
 
     def rescue(self, roots: Sequence[str], snapshot: Snapshot) -> str:  # noqa: ARG002 the port
         raise StorageError("an in-memory session is never written to disk")

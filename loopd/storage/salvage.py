@@ -184,6 +184,7 @@ def _snapshot(copy: Copy, changes: dict[str, Any]) -> Snapshot:
         count=len(history.lines),
         messages=history.messages,
         user_messages=history.user_messages,
+        fallback=history.fallback,
         changes=changes,
     )
 

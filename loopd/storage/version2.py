@@ -219,6 +219,7 @@ def _published(whole: Document, header: _Header, meta: Metadata, history: Histor
         count=len(history.lines),
         messages=history.messages,
         user_messages=history.user_messages,
+        fallback=history.fallback,
     )
     title = {} if header.title is None else {"title": whole["title"]}
     others = {name: raw for name, raw in whole.items() if name not in ("promptTimings", "committed", "title")}

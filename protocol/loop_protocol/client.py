@@ -19,7 +19,6 @@ import select
 import socket
 import struct
 import time
-from collections import deque
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
@@ -28,10 +27,10 @@ import msgspec
 from msgspec import Raw, Struct
 
 from . import PROTOCOL_VERSIONS, paths
-from .backlog import Backlog, Notification
+from .backlog import Backlog, Notification, P
 from .jsonrpc import FRAME, BadMessage, FrameReader, FramingError, Request, Response, parse, request_body
 from .v1.errors import RpcError
-from .v1.events import EventParams
+from .v1.events import EventParams, ServerEventParams
 from .v1.methods import METHODS, InitializeResult
 
 CONNECT_TIMEOUT = 10.0
@@ -59,8 +58,8 @@ class Client:
         self._frames = FrameReader(2 * FRAME)
         self._answers: dict[int, Response] = {}
         self._awaited: set[int] = set()
-        self._backlog = Backlog()
-        self._server_events: deque[Raw] = deque(maxlen=SERVER_EVENTS)
+        self._backlog = Backlog(params=EventParams)
+        self._server_backlog = Backlog(params=ServerEventParams)
         self._last_id = 0
         self.hello: InitializeResult | None = None
 
@@ -136,22 +135,13 @@ class Client:
 
     # --- events -------------------------------------------------------------------------------------------------------
 
-    def next_notification(self, timeout: float | None = None) -> Notification | None:
+    def next_notification(self, timeout: float | None = None) -> Notification[EventParams] | None:
         """The next event as it came, or None when none comes in time. With ``timeout=0`` it never waits."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while not self._backlog:
-            if not self._receive(deadline):
-                return None
-        return self._backlog.take_notification()
+        return self._next(self._backlog, timeout)
 
     def next_event(self, timeout: float | None = None) -> EventParams | None:
         """Like :meth:`next_notification`, but only event types that this client knows."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            notification = self.next_notification(left)
-            if notification is None or notification.params is not None:
-                return None if notification is None else notification.params
+        return self._next_known(self._backlog, timeout)
 
     def events(self) -> Iterator[EventParams]:
         """Events for ever; ends with :class:`LostConnection`."""
@@ -160,14 +150,24 @@ class Client:
             if params is not None:
                 yield params
 
-    def next_server_event(self, timeout: float | None = None) -> Raw | None:
-        """After ``server/watch``: the JSON of the next ``server/event``'s parameters, or None when none comes in time.
-        Of those that nobody asks for the newest 4,096 are kept."""
+    def next_server_event(self, timeout: float | None = None) -> ServerEventParams | None:
+        """The next of the daemon's own, which ``server/watch`` asks for; they are kept apart from the runtimes'."""
+        return self._next_known(self._server_backlog, timeout)
+
+    def _next(self, backlog: Backlog[P], timeout: float | None) -> Notification[P] | None:
         deadline = None if timeout is None else time.monotonic() + timeout
-        while not self._server_events:
+        while not backlog:
             if not self._receive(deadline):
                 return None
-        return self._server_events.popleft()
+        return backlog.take_notification()
+
+    def _next_known(self, backlog: Backlog[P], timeout: float | None) -> P | None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            notification = self._next(backlog, left)
+            if notification is None or notification.params is not None:
+                return None if notification is None else notification.params
 
     # --- the socket ---------------------------------------------------------------------------------------------------
 
@@ -227,7 +227,7 @@ class Client:
             case Request(method="event", params=Raw() as params):
                 self._backlog.add(params)
             case Request(method="server/event", params=Raw() as params):
-                self._server_events.append(params)
+                self._server_backlog.add(params)
             case _:
                 pass  # a late answer, or something that a newer daemon says
 

@@ -43,6 +43,7 @@ from .v1.types import (
     RunInfo,
     RunningTool,
     RunResult,
+    SessionKind,
     SessionState,
     TextBlock,
     ThinkingBlock,
@@ -82,7 +83,8 @@ def fold(state: SessionState, params: EventParams) -> SessionState:
             return replace(state, title=event.title)
         case SessionSaved():
             last = state.last_run.once_saved() if state.last_run and not state.last_run.saved else state.last_run
-            return replace(state, has_pending_save=False, save_error=None, last_run=last, **_fields(event))
+            kind: SessionKind = "persistent" if state.kind == "draft" else state.kind
+            return replace(state, kind=kind, has_pending_save=False, save_error=None, last_run=last, **_fields(event))
         case SaveFailed():
             return replace(state, has_pending_save=True, save_error=event.reason)
         case RunSettled():

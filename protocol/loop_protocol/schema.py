@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from .v1.errors import KINDS
-from .v1.events import EVENTS, EventParams
+from .v1.events import EVENTS, SERVER_EVENTS, Event, EventParams, ServerEventParams
 from .v1.methods import METHODS
 from .v1.types import Message
 
@@ -29,7 +29,9 @@ Schema = dict[str, Any]
 def document() -> Schema:
     """All of version 1; what ``server/describe`` answers. Not to be changed by whoever gets it."""
     tables = [record for method in METHODS.values() for record in (method.params, method.result)]
-    refs, definitions = msgspec.json.schema_components([*tables, EventParams, Message], ref_template="#/$defs/{name}")
+    refs, definitions = msgspec.json.schema_components(
+        [*tables, EventParams, ServerEventParams, Message], ref_template="#/$defs/{name}"
+    )
     definitions["Message"] = refs[-1]
     for record in definitions.values():
         _describe(record)
@@ -47,7 +49,7 @@ def document() -> Schema:
             }
             for method, params, result in pairs
         },
-        "notifications": {"event": refs[-2]},
+        "notifications": {"event": refs[-3], "server/event": refs[-2]},
         "errors": {kind: about._asdict() for kind, about in KINDS.items()},
         "$defs": dict(sorted(definitions.items())),
     }
@@ -67,7 +69,13 @@ def _describe(record: Schema) -> None:
 
 def tables() -> dict[str, str]:
     """The generated parts of the README, by the name of their markers."""
-    return {"methods": _methods(), "events": _events(), "errors": _errors(), "types": _types()}
+    return {
+        "methods": _methods(),
+        "events": _events(EVENTS),
+        "server events": _events(SERVER_EVENTS),
+        "errors": _errors(),
+        "types": _types(),
+    }
 
 
 def _table(*rows: tuple[str, ...]) -> str:
@@ -94,10 +102,10 @@ def _result(about: Schema) -> str:
     return _link(name) if name in _shared() else _fields(about["result"]) or "`{}`"
 
 
-def _events() -> str:
+def _events(events: dict[str, type[Event]]) -> str:
     rows = [
         (f"`{tag}`", _fields({"$ref": f"#/$defs/{event.__name__}"}), _about(event.__name__))
-        for tag, event in EVENTS.items()
+        for tag, event in events.items()
     ]
     return _table(("type", "fields", "meaning"), *rows)
 
@@ -120,11 +128,15 @@ def _types() -> str:
 @cache
 def _shared() -> list[str]:
     """Types that have no row in another table: what fields refer to, and results that are used more than once."""
-    events = {event.__name__ for event in EVENTS.values()}
+    events = {event.__name__ for event in (*EVENTS.values(), *SERVER_EVENTS.values())}
     uses = [_name(about["result"]) for about in document()["methods"].values()]
     params = {_name(about["params"]) for about in document()["methods"].values()}
     once = {name for name in uses if uses.count(name) == 1 and name not in _referred()}
-    return [name for name in document()["$defs"] if name not in events | params | once | {"EventParams", "Nothing"}]
+    return [
+        name
+        for name in document()["$defs"]
+        if name not in events | params | once | {"EventParams", "ServerEventParams", "Nothing"}
+    ]
 
 
 @cache

@@ -25,11 +25,11 @@ from trio_jsonrpc import JsonRpcConnection, JsonRpcConnectionType  # type: ignor
 from trio_jsonrpc.transport import BaseTransport, TransportClosed  # type: ignore[import-untyped]
 
 from . import PROTOCOL_VERSIONS, paths
-from .backlog import Backlog
+from .backlog import Backlog, P
 from .client import LostConnection
 from .jsonrpc import FRAME, BadMessage, FrameReader, FramingError, Request, Response, parse, request_body
 from .v1.errors import RpcError, failure
-from .v1.events import EventParams, EventsLost
+from .v1.events import EventParams, EventsLost, ServerEventParams
 from .v1.methods import METHODS, AttachParams, AttachResult, Content, PromptParams, RunParams
 from .v1.types import RunResult
 
@@ -54,8 +54,7 @@ class SocketTransport(BaseTransport):  # type: ignore[misc]
     async def recv(self) -> bytes:
         try:
             while (frame := self._frames.next()) is None:
-                chunk = await self._stream.receive_some()
-                if not chunk:
+                if not (chunk := await self._stream.receive_some()):
                     raise TransportClosed("the daemon closed the connection")
                 self._frames.feed(chunk)
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
@@ -104,8 +103,9 @@ class Client(JsonRpcConnection):  # type: ignore[misc]
         self._transport: SocketTransport = transport
         self._waiters: dict[int, trio.MemorySendChannel[Response]] = {}
         self._last_id = 0
-        self._backlog = Backlog()
-        self._news = trio.Event()
+        self._backlog = Backlog(params=EventParams)
+        self._server_backlog = Backlog(params=ServerEventParams)
+        self._news = trio.lowlevel.ParkingLot()
         self._closed = ""
 
     async def call(self, method: str, params: Struct | dict[str, Any] | None = None) -> Any:
@@ -140,11 +140,10 @@ class Client(JsonRpcConnection):  # type: ignore[misc]
     async def _request(self, method: str, params: Any) -> Raw:
         self._last_id += 1
         id = self._last_id
-        body = request_body(id, method, params)
         self._waiters[id], answers = trio.open_memory_channel[Response](1)
         try:
             with answers:
-                await self._transport.send(body)
+                await self._transport.send(request_body(id, method, params))
                 answer = await answers.receive()
         except trio.Cancelled:
             self._transport.send_if_room(request_body(None, "$/cancelRequest", {"id": id}))
@@ -160,43 +159,43 @@ class Client(JsonRpcConnection):  # type: ignore[misc]
     def events(self) -> Client:
         """The events of all attached runtimes, to be read with ``async for``; ends with :class:`LostConnection`.
 
-        They wait here until they are read, ``BACKLOG_BYTES`` of them at most; who reads too slowly gets an
-        ``events_lost`` in place of the oldest, as from the daemon. Calls may be made meanwhile.
+        They wait here until they are read, ``BACKLOG_BYTES`` at most; then an ``events_lost`` replaces the oldest.
         """
         return self  # an iterator and no generator: nothing is left open when a loop ends early
 
-    def __aiter__(self) -> Client:
-        return self
+    __aiter__ = events
 
     async def __anext__(self) -> EventParams:
         """The next event of a type that this client knows; the others are skipped."""
+        return await self._next(self._backlog)
+
+    async def next_server_event(self) -> ServerEventParams:
+        """The next of the daemon's own, which ``server/watch`` asks for; kept apart, under the same rules."""
+        return await self._next(self._server_backlog)
+
+    async def _next(self, backlog: Backlog[P]) -> P:
         await trio.lowlevel.checkpoint()
         while True:
-            while not self._backlog:
+            while not backlog:
                 if self._closed:
                     raise LostConnection(self._closed)
-                await self._news.wait()
-            if params := self._backlog.take():
+                await self._news.park()
+            if params := backlog.take():
                 return params
-
-    def _wake(self) -> None:
-        self._news.set()
-        self._news = trio.Event()
 
     async def _background_task(self) -> None:
         """Read until the connection is lost; then everybody who waits is told."""
-        reason = "the client was closed"
         try:
             while True:
                 self._receive(await self._transport.recv())
         except TransportClosed as error:
-            reason = str(error)
+            self._closed = str(error)
         finally:
-            self._closed = reason
+            self._closed = self._closed or "the client was closed"
             self._transport.close()
             for waiter in self._waiters.values():
                 waiter.close()
-            self._wake()
+            self._news.unpark_all()
             self._inbound_requests_send.close()
 
     def _receive(self, frame: bytes) -> None:
@@ -205,9 +204,9 @@ class Client(JsonRpcConnection):  # type: ignore[misc]
             match message:
                 case Response(id=int() as id) if id in self._waiters:
                     self._waiters.pop(id).send_nowait(message)
-                case Request(method="event", params=Raw() as params):
-                    self._backlog.add(params)
-                    self._wake()
+                case Request(method="event" | "server/event" as method, params=Raw() as params):
+                    (self._backlog if method == "event" else self._server_backlog).add(params)
+                    self._news.unpark_all()
                 case Response(id=None, error=RpcError() as error):
                     # It says this of a frame that it could not read: whose call that was is not to be known.
                     raise TransportClosed(f"the daemon refused what was sent: {error.message}")

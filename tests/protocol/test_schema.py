@@ -11,7 +11,7 @@ import pytest
 
 from loop_protocol import schema
 from loop_protocol.v1.errors import KINDS
-from loop_protocol.v1.events import EVENTS
+from loop_protocol.v1.events import EVENTS, SERVER_EVENTS
 from loop_protocol.v1.methods import METHODS
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -60,16 +60,17 @@ def test_every_method_event_and_error_is_in_the_document() -> None:
     document = schema.document()
     assert list(document["methods"]) == list(METHODS)
     assert [name for name, about in document["methods"].items() if about["startsWork"]] == [
+        "server/watch",
         "runtime/attach",
         "session/prompt",
     ]
     assert list(document["errors"]) == list(KINDS)
     tags = {record["properties"]["type"]["enum"][0] for name, record in document["$defs"].items() if is_event(name)}
-    assert tags == set(EVENTS)
+    assert tags == {*EVENTS, *SERVER_EVENTS}
 
 
 def is_event(name: str) -> bool:
-    return name in {event.__name__ for event in EVENTS.values()}
+    return name in {event.__name__ for event in (*EVENTS.values(), *SERVER_EVENTS.values())}
 
 
 def test_every_reference_leads_somewhere() -> None:

@@ -26,6 +26,7 @@ from loop_protocol.v1.types import (
 )
 from loopd.core.history import History, RunRecord
 from loopd.storage import Snapshot
+from loopd.storage.draft import DraftStore, draft
 from loopd.storage.files import FileStore, create
 from loopd.storage.fs import FileSystem
 
@@ -88,8 +89,15 @@ class Conversation:
 
 
 def create_in(fs: FileSystem, root: Path, id: str = ID, **options: Any) -> FileStore:
-    arguments: dict[str, Any] = {"cwd": str(root), "model": MODEL, "permission": "read-only", "now_ms": NOW} | options
-    return create(fs, str(root / "data"), meta_id=id, **arguments)
+    return create(fs, str(root / "data"), meta_id=id, **_facts(root, options))
+
+
+def draft_in(fs: FileSystem, root: Path, id: str = ID, **options: Any) -> DraftStore:
+    return draft(fs, str(root / "data"), meta_id=id, **_facts(root, options))
+
+
+def _facts(root: Path, options: dict[str, Any]) -> dict[str, Any]:
+    return {"cwd": str(root), "model": MODEL, "permission": "read-only", "now_ms": NOW} | options
 
 
 # --- crashes ----------------------------------------------------------------------------------------------------------

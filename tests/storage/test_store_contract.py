@@ -1,14 +1,14 @@
-"""What every store promises, on disk and in memory alike."""
+"""What every store promises, on disk, in memory and between the two alike."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
-from storage_disks import ID, MODEL, NOW, Conversation, Steps, create_in
+from storage_disks import ID, MODEL, NOW, Conversation, Steps, create_in, draft_in
 
 from loop_protocol.v1.types import Title
 from loopd.storage import Snapshot, StorageError, Store
@@ -16,10 +16,15 @@ from loopd.storage.document import first_metadata
 from loopd.storage.memory import MemoryStore
 
 
-@pytest.fixture(params=["file", "memory"])
+@pytest.fixture(params=["file", "memory", "draft"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     memory = MemoryStore(first_metadata(id=ID, cwd=str(tmp_path), model=MODEL, permission="read-only", created_at=NOW))
-    store: Store = memory if request.param == "memory" else create_in(Steps(), tmp_path)
+    stores: dict[str, Callable[[], Store]] = {
+        "file": lambda: create_in(Steps(), tmp_path),
+        "memory": lambda: memory,
+        "draft": lambda: draft_in(Steps(), tmp_path),
+    }
+    store = stores[request.param]()
     yield store
     store.close()
 

@@ -1,6 +1,7 @@
-"""Events: one notification, ``event {runtimeId, sessionId, seq, at, event: {type, …}}``.
+"""Events: the notification ``event {runtimeId, sessionId, seq, at, event: {type, …}}`` of a runtime that a client is
+attached to, and ``server/event {seq, at, event: {type, …}}`` of the daemon, for who asked with ``server/watch``.
 
-``seq`` counts per runtime and lives in the envelope. Clients ignore event types that they do not know.
+``seq`` counts per runtime, or daemon, and lives in the envelope. Clients ignore event types that they do not know.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from typing import Any
 
 from msgspec import UNSET, Raw, UnsetType, field
 
+from .methods import PendingSave
 from .types import (
     ErrorInfo,
     ModelRef,
@@ -16,6 +18,7 @@ from .types import (
     Permission,
     PromptTiming,
     RawMessage,
+    SessionRow,
     SessionState,
     Title,
     Wire,
@@ -120,7 +123,7 @@ class SessionTitle(Event, frozen=True, tag="session_title", kw_only=True):
 
 
 class SessionSaved(Event, frozen=True, tag="session_saved"):
-    """The history up to ``message_count`` is on disk."""
+    """The history up to ``message_count`` is on disk. A draft is ``persistent`` from its first one on."""
 
     message_count: int
     user_message_count: int
@@ -158,7 +161,8 @@ class SessionClosed(Event, frozen=True, tag="session_closed", kw_only=True):
 
 
 class EventsLost(Event, frozen=True, tag="events_lost", kw_only=True):
-    """This client read too slowly: the events ``from``…``to`` are gone for it. Attach again for a snapshot."""
+    """This client read too slowly: the events ``from``…``to`` are gone for it. Attach again for a snapshot; after
+    ``server/watch`` ask ``session/list`` and ``server/status`` again."""
 
     first: int = field(name="from")
     last: int = field(name="to")
@@ -195,3 +199,41 @@ class EventParams(Wire, frozen=True, kw_only=True):
     seq: int
     at: int
     event: AnyEvent
+
+
+# --- of the daemon ----------------------------------------------------------------------------------------------------
+
+
+class SessionListed(Event, frozen=True, tag="session_listed"):
+    """A saved session is there, or is another than before: its row in ``session/list``, whole. ``live`` says whether it
+    is open."""
+
+    session: SessionRow
+
+
+class SessionRemoved(Event, frozen=True, tag="session_removed"):
+    """A saved session was deleted."""
+
+    path: str
+    session_id: str
+
+
+class DaemonState(Event, frozen=True, tag="daemon_state", kw_only=True):
+    """A save failed or was made up for, or a drain began, got on or was cancelled: what ``server/status`` says now."""
+
+    draining: bool
+    runs: int
+    pending_saves: list[PendingSave]
+
+
+AnyServerEvent = SessionListed | SessionRemoved | DaemonState | EventsLost
+
+SERVER_EVENTS: dict[str, type[Event]] = {str(event.__struct_config__.tag): event for event in AnyServerEvent.__args__}
+
+
+class ServerEventParams(Wire, frozen=True, kw_only=True):
+    """The parameters of ``server/event``."""
+
+    seq: int
+    at: int
+    event: AnyServerEvent

@@ -213,7 +213,7 @@ class NewSessionParams(CallerParams, frozen=True, kw_only=True):
     runtime_id: Identifier
 
 
-class SwitchParams(Params, frozen=True):
+class SwitchParams(CallerParams, frozen=True, kw_only=True):
     runtime_id: Identifier
     path: Path
 
@@ -429,9 +429,11 @@ _TABLE = (
     Method("server/status", NoParams, ServerStatus, "what the daemon is doing; never blocked by a session"),
     Method("server/describe", NoParams, DescribeResult, "the JSON schema of this version"),
     Method("server/drain", DrainParams, DrainResult, "take no new work; answers when quiet, with what is pending"),
+    Method("server/watch", NoParams, Nothing, "`server/event`s from here on, on this connection", starts_work=True),
     Method("runtime/open", RuntimeOpenParams, RuntimeOpenResult, "a runtime with its session: made, or joined"),
     Method("runtime/list", NoParams, RuntimeListResult, "the open runtimes"),
     Method("runtime/newSession", NewSessionParams, ReplaceResult, "replace the session by an empty one"),
+    Method("runtime/switchSession", SwitchParams, ReplaceResult, "replace the session by the one at that path"),
     Method("runtime/dispose", RuntimeParams, Nothing, "stop and await the run, close the session, release the runtime"),
     Method(
         "runtime/attach",
