@@ -119,6 +119,7 @@ class Opening:
             runtime_id=self.events.runtime_id,
             announce=SessionLog(self.events, store.meta.id),
         )
+        core.recoverable = store.journal.recoverable
         session = Session(core, store, self.services, self.events, self.env, place)
         await self.live.start(partial(session.serve))
         return session

@@ -8,6 +8,7 @@ from .core.state import SessionCore
 from .services import Services
 from .session import restored
 from .storage import files
+from .storage.journal import recoverable_at
 
 
 class SavedSession:
@@ -19,11 +20,15 @@ class SavedSession:
 
     async def read(self) -> SessionCore:
         """Its state as of the last commit. Raises what opening raises, except that a lock does not matter."""
-        meta, history = await trio.to_thread.run_sync(
-            files.read_session,
-            self._services.fs,
-            self.path,
+        return await trio.to_thread.run_sync(
+            self._read,
             abandon_on_cancel=True,  # it only reads, and the disk may hang
             limiter=self._services.reading,
         )
-        return restored(meta, history, kind="persistent", path=self.path, clock=self._services.clock)
+
+    def _read(self) -> SessionCore:
+        fs = self._services.fs
+        meta, history = files.read_session(fs, self.path)
+        core = restored(meta, history, kind="persistent", path=self.path, clock=self._services.clock)
+        core.recoverable = recoverable_at(fs, self.path, meta, history)
+        return core

@@ -10,14 +10,16 @@ from typing import Any, TypeVar
 
 import trio
 
-from .core.state import SessionCore
+from .core.state import RunState, SessionCore
 from .services import Services
-from .storage import Snapshot, StorageError, Store
+from .storage import CutOff, Metadata, Snapshot, StorageError, Store
 
 # A disk that does not answer for so long counts as failed. Its thread cannot be cancelled: the next write waits for it.
 STORAGE_DEADLINE_S = 20.0
 # For all places together: with the drain's deadline of at most 8 s it leaves a TERM within its 10 s (D-4).
 RESCUE_DEADLINE_S = 1.5
+# A run does not wait longer for its journal, which is a convenience: the save decides.
+JOURNAL_DEADLINE_S = 1.0
 
 log = logging.getLogger("loopd.saving")
 T = TypeVar("T")
@@ -47,7 +49,7 @@ class Saving:
         """Commit all of the history. A failure is told by events and ``core.unsaved``, and kept for ``flush``."""
         snapshot = self._snapshot()
         try:
-            await self._write(partial(self._store.commit, snapshot, rewrite=rewrite))
+            await self._write(partial(self._commit, snapshot, rewrite=rewrite))
         except StorageError as error:
             if str(error) != self._core.unsaved:  # a drain tries several times a second
                 log.error("session %s: %s", self._core.id, error)
@@ -61,6 +63,11 @@ class Saving:
             unread=snapshot.changes["unread"],
         )
         self._services.catalog.note(self._core.cwd, self._core.updated_at)
+
+    def _commit(self, snapshot: Snapshot, *, rewrite: bool) -> Metadata:
+        meta = self._store.commit(snapshot, rewrite=rewrite)
+        self._store.journal.remove()
+        return meta
 
     async def flush(self) -> bool:
         """Write what a failed save left in memory (S-16); False when there is nothing. Raises ``StorageError``."""
@@ -77,6 +84,32 @@ class Saving:
         await self._write(partial(self._store.update, {**changes, "updated_at": updated_at}))
         self._services.catalog.note(self._core.cwd, updated_at)
         self._core.apply(updated_at=updated_at, **changes)
+
+    async def journal(self, run: RunState, line: bytes) -> None:
+        """Keep a message that ``run`` finished, before anybody sees it, for the case of a crash (S-26). Bounded, and it
+        cannot fail: a disk that refuses or hangs costs this run its journal."""
+        if run.journalled is False:
+            return
+        journal = self._store.journal
+        call = partial(journal.append, line)
+        if run.journalled is None:
+            commit_id = self._store.meta.committed.commit_id
+            call = partial(journal.begin, commit_id, self._core.record_if_cut_off(run), line)
+        run.journalled, reason = False, f"{self._store.path}: the disk did not answer in time"
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + JOURNAL_DEADLINE_S):
+            try:
+                async with self._lock:
+                    await trio.to_thread.run_sync(call, limiter=self._thread, abandon_on_cancel=True)
+                run.journalled = True
+            except StorageError as error:
+                reason = str(error)
+        if not run.journalled:
+            log.warning("session %s: a crash in this run would lose it: %s", self._core.id, reason)
+
+    async def cut_off(self) -> CutOff | None:
+        """What a crash left, to be taken over now; None where it is gone. Raises ``StorageError``."""
+        store = self._store
+        return await self._write(partial(store.journal.take, store.meta.committed.commit_id, self._core.history))
 
     async def rescue(self) -> str:
         """Write what is unsaved beside the sessions; answers where. Raises ``StorageError`` when no place takes it."""

@@ -15,10 +15,12 @@ from loop_protocol.v1 import events as ev
 from loop_protocol.v1.types import (
     Draft,
     ErrorInfo,
+    Message,
     ModelRef,
     Outcome,
     Permission,
     QueueState,
+    Recoverable,
     RunInfo,
     RunResult,
     SessionKind,
@@ -30,14 +32,18 @@ from loop_protocol.v1.types import (
 from .announce import Announce
 from .guards import Condition, Operation, check
 from .history import History, RunRecord
-from .messages import with_save_error
+from .messages import CRASHED, with_save_error
 from .timings import Clock, Stopwatch, begin
 from .transcript import Transcript
 
 
 @dataclass(slots=True)
 class RunState:
-    """One accepted prompt. The outcome is ``cancelled`` if and only if ``stop_requested`` (I-1)."""
+    """One accepted prompt. The outcome is ``cancelled`` if and only if ``stop_requested`` (I-1).
+
+    ``journalled``: what it finishes is kept beside the session; None before its first message, False once that failed
+    (S-26).
+    """
 
     id: str
     operation: Operation
@@ -46,6 +52,7 @@ class RunState:
     digest: str | None = None
     generating: bool = True
     stop_requested: bool = False
+    journalled: bool | None = None
     result: RunResult | None = None
 
 
@@ -75,6 +82,7 @@ class SessionCore:
     settled: RunState | None = None
     closed: bool = False
     unsaved: str | None = None
+    recoverable: Recoverable | None = None
     transcript: Transcript = field(init=False)
 
     def __post_init__(self) -> None:
@@ -134,6 +142,7 @@ class SessionCore:
     def announce_run(self, run: RunState, message: UserMessage) -> None:
         self.announce.publish(ev.RunStarted(run.id, run.operation.value))
         self.announce.publish(ev.PromptTimingEvent(run.watch.timing))
+        self.recoverable = None  # what a crash left belonged to the place that this message takes
         self.transcript.announce_message(message)
 
     def complete_run(self, run: RunState, error: ErrorInfo | None) -> None:
@@ -183,6 +192,34 @@ class SessionCore:
     @property
     def last_run(self) -> RunResult | None:
         return self.settled.result if self.settled else None
+
+    # --- a run that a crash cut off -----------------------------------------------------------------------------------
+
+    def record_if_cut_off(self, run: RunState) -> RunRecord:
+        """What there is to say of a run whose end nobody saw: it has no finish, and none is inferred (P-6)."""
+        error = ErrorInfo("interrupted", "the daemon ended in the middle of this run")
+        return RunRecord(
+            run_id=run.id,
+            outcome="error",
+            timing=run.watch.timing,
+            error=error,
+            request_id=run.request_id,
+            digest=run.digest,
+        )
+
+    def take_over(self, message: Message, line: bytes) -> None:
+        """The next of the finished messages of a run that a crash cut off (S-26)."""
+        self.recoverable = None
+        self.transcript.take_over(message, line)
+
+    def complete_recovery(self, record: RunRecord) -> RunState:
+        """All of them are taken over: answer what is open, record the run; ``settle_run`` follows its save."""
+        self.transcript.answer_open_calls(CRASHED)
+        timing = replace(record.timing, message_end_index=self.history.messages)
+        self.history.append_run(replace(record, timing=timing))
+        self.announce.publish(ev.PromptTimingEvent(timing))
+        watch = Stopwatch(timing, self.clock.boot_ms())
+        return RunState(record.run_id, Operation.RECOVER, watch, record.request_id, record.digest, generating=False)
 
     # --- saving, settings, closing ------------------------------------------------------------------------------------
 
@@ -257,5 +294,6 @@ class SessionCore:
             approvals=[],
             has_pending_save=self.unsaved is not None,
             save_error=self.unsaved,
+            recoverable=self.recoverable,
             usage=self.history.usage,
         )

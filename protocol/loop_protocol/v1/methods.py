@@ -433,6 +433,7 @@ _TABLE = (
     Method("session/stop", StopParams, StopResult, "end that run; answers when it is settled"),
     Method("session/abort", SessionParams, StopResult, "cancel and drain everything of the session"),
     Method("session/flush", SessionParams, FlushResult, "write a snapshot whose save failed"),
+    Method("session/recover", SessionParams, RecoverResult, "take over the messages of a run that a crash cut off"),
     Method("session/setModel", SetModelParams, SetModelResult, "choose the model"),
     Method("session/setPermission", SetPermissionParams, SetPermissionResult, "choose the permission preset"),
     Method("run/wait", RunParams, RunResult, "wait until a run is settled; always a result"),
