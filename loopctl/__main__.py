@@ -22,6 +22,7 @@ COMMANDS = {
     "stop": ("control", "Stop the run that goes on."),
     "abort": ("control", "Cancel everything that goes on in the session."),
     "flush": ("control", "Save what could not be saved."),
+    "recover": ("recover", "Take over what a crash left of a run."),
     "models": ("models", "List the models that can be chosen."),
     "status": ("server", "Show what the daemon does."),
     "drain": ("server", "Let the daemon finish its work and take no more."),

@@ -25,6 +25,7 @@ from ..reach import ANSWER, daemon
 from ..running import Following, exit_code
 from ..terminal import document, is_terminal, note, out_line
 from ..whereabouts import model_option, seconds_option
+from .recover import say_if_left_behind
 
 PERMISSIONS = ["read-only", "workspace-write", "danger-full-access"]
 EFFORTS = ["low", "medium", "high"]
@@ -75,6 +76,7 @@ def prompt(
         place = enter(client, wish)
         with _given_back(client, place, wish), Interrupts() as interrupts:
             run_id = _accepted(client, place, content)
+            say_if_left_behind(place.state)
             _say_if_practising(client, place, wish)
             if no_wait:
                 return _leave(run_id, place, json=json)

@@ -28,6 +28,7 @@ from ..reach import ANSWER, daemon
 from ..terminal import clock, document, facts, out, out_line
 from ..view import arguments_line
 from ..whereabouts import readable
+from .recover import offered
 
 
 @click.command()
@@ -112,6 +113,7 @@ def _show_state(state: SessionState) -> None:
             ("run", state.run and f"{state.run.run_id}, since {clock(state.run.started_at)}"),
             ("last run", last and f"{last.outcome}{': ' + last.error.message if last.error else ''}"),
             ("not saved", unsaved if state.has_pending_save else None),
+            ("cut off", offered(state)),
         ]
     )
 
