@@ -30,6 +30,7 @@ COMMANDS = {
     "stop": ("control", "Stop the run that goes on."),
     "abort": ("control", "Cancel everything that goes on in the session."),
     "flush": ("control", "Save what could not be saved."),
+    "recover": ("recover", "Take over what a crash left of a run."),
     "runtimes": ("seats", "List what is open, and where."),
     "dispose": ("control", "Close an open session."),
     "models": ("models", "List the models that can be chosen."),

@@ -103,7 +103,7 @@ def renew(client: Client, wish: Wish) -> bytes:
     try:
         return client.call_raw("runtime/open", _request(wish, None), timeout=ANSWER)
     except RpcError as error:
-        request = {"runtimeId": _in_the_way(error), **_caller()}
+        request = {"runtimeId": _in_the_way(error), **callers()}
         return client.call_raw("runtime/newSession", request, timeout=ANSWER)
 
 
@@ -127,10 +127,9 @@ def switch(client: Client, session: str) -> bytes:
         raise _open_elsewhere(row)
     try:
         if seat is not None:
-            return client.call_raw(
-                "runtime/switchSession", {"runtimeId": seat.runtime_id, "path": path}, timeout=ANSWER
-            )
-        request = {"cwd": here(), **_caller(), "session": {"kind": "open", "path": path}}
+            request = {"runtimeId": seat.runtime_id, "path": path, **callers()}
+            return client.call_raw("runtime/switchSession", request, timeout=ANSWER)
+        request = {"cwd": here(), **callers(), "session": {"kind": "open", "path": path}}
         return client.call_raw("runtime/open", request, timeout=ANSWER)
     except RpcError as error:
         if error.kind != "conflict":
@@ -156,12 +155,12 @@ def _say_if_unexpected(client: Client, wish: Wish, state: SessionState) -> None:
             note("a new session, since none is open here; --continue goes on with the latest saved one")
 
 
-def _caller() -> dict[str, Any]:
+def callers() -> dict[str, Any]:
     return {"env": callers_environment(), "umask": callers_umask()}
 
 
 def _request(wish: Wish, path: str | None) -> dict[str, Any]:
-    request: dict[str, Any] = {"cwd": here(), **_caller()}
+    request: dict[str, Any] = {"cwd": here(), **callers()}
     match wish.way:
         case Way.CURRENT | Way.NEW:
             request["session"] = {"kind": "new"}

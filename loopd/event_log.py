@@ -175,6 +175,20 @@ class ServerLog(EventLog):
         return b'"server/event","params":{'
 
 
+class SessionLog:
+    """The session's part of its runtime's event log."""
+
+    def __init__(self, log: EventLog, session_id: str) -> None:
+        self.log = log
+        self.session_id = session_id
+
+    def publish(self, event: Event) -> None:
+        self.log.publish(self.session_id, event)
+
+    def stream(self, key: tuple[str, str], text: str, build: Build) -> None:
+        self.log.stream(self.session_id, key, text, build)
+
+
 class Pump:
     """Wakes the clients of those logs that have news: one task for all runtimes, each turn of it never waits."""
 

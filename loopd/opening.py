@@ -17,9 +17,9 @@ from .agent import ToolEnvironment
 from .agent.tools.environment import tool_environment
 from .core.history import History
 from .core.inputs import Invalid
-from .event_log import EventLog
+from .event_log import EventLog, SessionLog
 from .services import Services
-from .session import Place, Session, SessionLog, restored
+from .session import Place, Session, restored
 from .storage import Store, files, legacy
 from .storage.document import META, first_metadata
 from .storage.draft import draft
@@ -131,6 +131,7 @@ class Opening:
             runtime_id=self.events.runtime_id,
             announce=SessionLog(self.events, store.meta.id),
         )
+        core.recoverable = store.journal.recoverable
         session = Session(core, store, self.services, self.events, self.env, place)
         await self.live.start(partial(session.serve))
         return session

@@ -10,7 +10,15 @@ from typing import assert_never
 
 import trio
 
-from loop_protocol.v1.types import ErrorInfo, Message, ModelRef, RunResult, ToolCallBlock
+from loop_protocol.v1.types import (
+    AssistantMessage,
+    ErrorInfo,
+    Message,
+    ModelRef,
+    RunResult,
+    ToolCallBlock,
+    ToolResultMessage,
+)
 
 from .agent import (
     Model,
@@ -30,8 +38,10 @@ from .agent import (
 from .agent.context import ConversationInput
 from .agent.loop import Agent
 from .agent.prompt import system_prompt
-from .core.history import decode_message
-from .core.state import RunState, SessionCore
+from .core.history import decode_message, encode
+from .core.runs import RunState
+from .core.state import SessionCore
+from .saving import Saving
 from .services import Services
 
 log = logging.getLogger("loopd.run")
@@ -86,7 +96,12 @@ class Conversation:
 
 
 async def generate(
-    run: Run, core: SessionCore, conversation: Conversation, services: Services, env: ToolEnvironment
+    run: Run,
+    core: SessionCore,
+    conversation: Conversation,
+    saving: Saving,
+    services: Services,
+    env: ToolEnvironment,
 ) -> ErrorInfo | None:
     """Run a fresh agent from the history to its end (S-1). What went wrong is the run's outcome, never an exception."""
     try:
@@ -104,7 +119,7 @@ async def generate(
                 env=env,
                 permission=core.permission,
             )
-            await agent.run(_Context(run.state, core, conversation))
+            await agent.run(_Context(run.state, core, conversation, saving))
     except Exception as error:  # boundary: agent run; outside the scope, where a clean-up that raises lands too
         return _described(error, core.id)
     return None
@@ -114,10 +129,11 @@ class _Context:
     """All that an agent sees of its session. Once generation has ended it refuses: a stale agent must not speak into
     the next run."""
 
-    def __init__(self, run: RunState, core: SessionCore, conversation: Conversation) -> None:
+    def __init__(self, run: RunState, core: SessionCore, conversation: Conversation, saving: Saving) -> None:
         self._run = run
         self._core = core
         self._conversation = conversation
+        self._saving = saving
 
     def say(self, said: Said) -> None:
         self._require_speaking()
@@ -140,16 +156,22 @@ class _Context:
             case _:
                 assert_never(said)
 
-    def append(self, finished: Reply | ToolOutcome, call: ToolCallBlock | None = None) -> Message:
+    async def append(self, finished: Reply | ToolOutcome, call: ToolCallBlock | None = None) -> Message:
         self._require_speaking()
-        message: Message
+        transcript = self._core.transcript
+        message: AssistantMessage | ToolResultMessage
         if isinstance(finished, Reply):
-            message = self._core.transcript.append_reply(
-                finished.content, finished.usage, finished.stop_reason, model=self._core.model
-            )
+            message = transcript.reply(finished.content, finished.usage, finished.stop_reason, model=self._core.model)
         else:
             assert call is not None
-            message = self._core.transcript.append_result(call, finished.content, is_error=finished.is_error)
+            message = transcript.result(call, finished.content, is_error=finished.is_error)
+        line = encode(message)
+        # Whoever stops the run meanwhile finds this message finished.
+        await self._saving.journal(self._run, line)
+        if isinstance(message, AssistantMessage):
+            transcript.append_reply(message, line)
+        else:
+            transcript.append_result(message, line)
         self._conversation.add(message)
         return message
 

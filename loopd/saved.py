@@ -11,12 +11,13 @@ import trio
 
 from loop_protocol.v1.types import Title
 
-from .core.history import History
-from .core.state import SessionCore, is_seen, pin_of
+from .core.marks import is_seen, pin_of
+from .core.state import SessionCore
 from .services import Services
 from .session import restored
 from .storage import Metadata, SessionMissing, SessionUnsupported, files, legacy, unopened
 from .storage.document import META
+from .storage.journal import recoverable_at
 from .storage.places import id_of
 from .watch import row
 
@@ -32,20 +33,27 @@ class SavedSession:
 
     async def read(self) -> SessionCore:
         """Its state as of the last commit. Raises what opening raises, except that a lock does not matter."""
-        path, meta, history = await trio.to_thread.run_sync(
+        return await trio.to_thread.run_sync(
             self._read,
             abandon_on_cancel=True,  # it only reads, and the disk may hang
             limiter=self._services.reading,
         )
-        return restored(meta, history, kind="persistent", path=path, clock=self._services.clock)
 
-    def _read(self) -> tuple[str, Metadata, History]:
+    def _read(self) -> SessionCore:
         """Reading is no opening: a session of an earlier version stays where it is (S-18)."""
         services = self._services
         if self.path.endswith(legacy.SUFFIX):
             chosen = services.config.default.permission
-            return legacy.read(services.fs, self.path, model=services.models.default(), permission=chosen)
-        return self.path, *files.read_session(services.fs, self.path)
+            path, meta, history = legacy.read(
+                services.fs, self.path, model=services.models.default(), permission=chosen
+            )
+        else:
+            path = self.path
+            meta, history = files.read_session(services.fs, path)
+        core = restored(meta, history, kind="persistent", path=path, clock=services.clock)
+        if path.endswith(META):
+            core.recoverable = recoverable_at(services.fs, path, meta, history)
+        return core
 
     # The same rules as for an open one (``saving.py``); the threads are abandoned only when the daemon ends.
 

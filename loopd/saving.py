@@ -15,15 +15,19 @@ import trio
 from loop_protocol.v1.types import Title
 
 from .core.guards import Operation
-from .core.state import SessionCore, is_seen, pin_of
+from .core.marks import is_seen, pin_of
+from .core.runs import RunState
+from .core.state import SessionCore
 from .services import Services
-from .storage import Snapshot, StorageError, Store
+from .storage import CutOff, Metadata, Snapshot, StorageError, Store
 from .watch import row
 
 # A disk that does not answer for so long counts as failed. Its thread cannot be cancelled: the next write waits for it.
 STORAGE_DEADLINE_S = 20.0
 # For all places together: with the drain's deadline of at most 8 s it leaves a TERM within its 10 s (D-4).
 RESCUE_DEADLINE_S = 1.5
+# A run does not wait longer for its journal, which is a convenience: the save decides.
+JOURNAL_DEADLINE_S = 1.0
 
 log = logging.getLogger("loopd.saving")
 
@@ -55,7 +59,7 @@ class Saving:
         try:
             async with self._turn():
                 was_pending, snapshot = self._core.unsaved is not None, self._snapshot()
-                await self._write(partial(self._store.commit, snapshot, rewrite=rewrite))
+                await self._write(partial(self._commit, snapshot, rewrite=rewrite))
                 self._attempt, self._saved_lines = None, snapshot.count
                 self._core.complete_save(
                     messages=snapshot.messages,
@@ -72,6 +76,11 @@ class Saving:
                 log.error("session %s: %s", self._core.id, error)
             self._core.fail_save(str(error))
             self._services.watch.state_changed()
+
+    def _commit(self, snapshot: Snapshot, *, rewrite: bool) -> Metadata:
+        meta = self._store.commit(snapshot, rewrite=rewrite)
+        self._store.journal.remove()
+        return meta
 
     async def flush(self) -> bool:
         """Write what a failed write left in memory (S-16); False when there is nothing. Raises ``StorageError``."""
@@ -122,6 +131,34 @@ class Saving:
                 await self._update(unread=False)
                 core.apply_read()
             return seen
+
+    async def journal(self, run: RunState, line: bytes) -> None:
+        """Keep a message that ``run`` finished, before anybody sees it, for the case of a crash (S-26). Bounded, and it
+        cannot fail: a disk that refuses or hangs costs this run its journal."""
+        if run.journalled is False:
+            return
+        journal = self._store.journal
+        call = partial(journal.append, line)
+        if run.journalled is None:
+            commit_id = self._store.meta.committed.commit_id
+            call = partial(journal.begin, commit_id, self._core.record_if_cut_off(run), line)
+        run.journalled, reason = False, f"{self._store.path}: the disk did not answer in time"
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + JOURNAL_DEADLINE_S):
+            try:
+                async with self._lock:
+                    await trio.to_thread.run_sync(call, limiter=self._thread, abandon_on_cancel=True)
+                run.journalled = True
+            except StorageError as error:
+                reason = str(error)
+        if not run.journalled:
+            log.warning("session %s: a crash in this run would lose it: %s", self._core.id, reason)
+
+    async def cut_off(self) -> CutOff | None:
+        """What a crash left, to be taken over now; None where it is gone. Raises ``StorageError``."""
+        async with self._turn():
+            store = self._store
+            take = partial(store.journal.take, store.meta.committed.commit_id, self._core.history)
+            return await trio.to_thread.run_sync(take, limiter=self._thread, abandon_on_cancel=True)
 
     async def rescue(self) -> str:
         """Write what is unsaved beside the sessions; answers where. Raises ``StorageError`` when no place takes it."""

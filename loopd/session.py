@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import trio
 
-from loop_protocol.v1 import events as ev
+from loop_protocol.v1.methods import RecoverResult
 from loop_protocol.v1.types import ModelRef, Permission, SessionKind, SessionState, UserMessage
 
 from .agent import ToolEnvironment
@@ -33,18 +33,8 @@ log = logging.getLogger("loopd.session")
 T = TypeVar("T")
 
 
-class SessionLog:
-    """The session's part of its runtime's event log."""
-
-    def __init__(self, log: EventLog, session_id: str) -> None:
-        self.log = log
-        self.session_id = session_id
-
-    def publish(self, event: ev.Event) -> None:
-        self.log.publish(self.session_id, event)
-
-    def stream(self, key: tuple[str, str], text: str, build: Callable[[str], ev.Event]) -> None:
-        self.log.stream(self.session_id, key, text, build)
+class NothingToRecover(Exception):
+    """No run that a crash cut off is to be had."""
 
 
 def restored(
@@ -244,8 +234,9 @@ class Session:
     async def _run(self, run: Run, message: UserMessage) -> None:
         with trio.CancelScope(shield=True):
             try:
+                await self.saving.journal(run.state, self.core.history.lines[-1])
                 self.core.announce_run(run.state, message)
-                error = await generate(run, self.core, self._conversation, self._services, self.env)
+                error = await generate(run, self.core, self._conversation, self.saving, self._services, self.env)
                 self.core.complete_run(run.state, error)
                 await self.saving.save()
                 self.core.settle_run(run.state)
@@ -275,6 +266,30 @@ class Session:
         self.core.close("fault", rescued)
         self.end(None)
         self.on_fault(self)
+
+    def recover(self) -> Job[RecoverResult]:
+        """Take over what a crash left of a run (S-26). Raises ``Refused`` and ``NothingToRecover`` at once. The job
+        fails with ``StorageError`` when the save does: then the messages are history, pending as after any run."""
+        self.require(Operation.RECOVER)
+        if self.core.recoverable is None:
+            raise NothingToRecover("no crash cut off a run of this session")
+        return self.start(Operation.RECOVER, self._recover)
+
+    async def _recover(self) -> RecoverResult:
+        found = await self.saving.cut_off()
+        if found is None:
+            raise NothingToRecover("what the crash left is not there any more")
+        # Shielded from the end of the daemon too: half of it would be no conversation. Nothing here waits for long.
+        with trio.CancelScope(shield=True):
+            for message, line in found.messages:
+                self.core.take_over(message, line)
+                await trio.lowlevel.checkpoint()
+        run = self.core.complete_recovery(found.run)
+        await self.saving.save()
+        self.core.settle_run(run)
+        if self.core.unsaved is not None:
+            raise StorageError(self.core.unsaved)
+        return RecoverResult(run_id=run.id, messages=len(found.messages))
 
     async def set_model(self, model: ModelRef) -> ModelRef:
         await self.saving.set(model=model)

@@ -16,7 +16,6 @@ from loop_protocol.v1.types import (
     Block,
     ImageBlock,
     Message,
-    Recoverable,
     SessionState,
     TextBlock,
     ThinkingBlock,
@@ -30,6 +29,7 @@ from ..reach import ANSWER, daemon
 from ..terminal import clock, document, facts, is_terminal, note, out, out_line
 from ..view import arguments_line, marks_of, title_of
 from ..whereabouts import readable, session_option
+from .recover import offered
 
 
 @click.command()
@@ -120,21 +120,17 @@ def _show_state(state: SessionState) -> None:
             ("run", state.run and f"{state.run.run_id}, since {clock(state.run.started_at)}"),
             ("last run", last and f"{last.outcome}{': ' + last.error.message if last.error else ''}"),
             ("not saved", unsaved if state.has_pending_save else None),
-            ("cut off", state.recoverable and _cut_off(state.recoverable)),
+            ("cut off", offered(state)),
         ]
     )
-
-
-def _cut_off(run: Recoverable) -> str:
-    return f"{run.messages} messages of a run of {clock(run.started_at)}; `loopctl recover` takes them over"
 
 
 def _head(client: Client, which: dict[str, str]) -> None:
     """Which conversation it is, for a person; it is no part of what a pipe gets."""
     state: SessionState = client.call("session/state", which, timeout=ANSWER)
     note(" · ".join([title_of(state), *marks_of(state)]))
-    if state.recoverable:
-        note(f"a crash cut off {_cut_off(state.recoverable)}")
+    if left := offered(state):
+        note(left)
 
 
 def _show_message(message: Message, *, committed: int) -> None:

@@ -209,5 +209,6 @@ class RunContext(Protocol):
     def say(self, said: Said) -> None:
         """Show something now. Synchronous: what arrives together becomes one event."""
 
-    def append(self, finished: Reply | ToolOutcome, call: ToolCallBlock | None = None) -> Message:
-        """Make a finished message history: a model's reply, or the outcome of ``call``."""
+    async def append(self, finished: Reply | ToolOutcome, call: ToolCallBlock | None = None) -> Message:
+        """Make a finished message history: a model's reply, or the outcome of ``call``. It is journalled before anybody
+        sees it, which takes bounded time and cannot be cancelled (S-26)."""

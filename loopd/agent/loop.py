@@ -65,7 +65,7 @@ class Agent:
         while True:
             reply = await respond(self.model, request, context)
             _require_answer(reply)
-            context.append(reply)
+            await context.append(reply)
             calls = [block for block in reply.content if isinstance(block, ToolCallBlock)]
             for call in calls:
                 # A stop between two calls counts, however little the first one waited.
@@ -82,7 +82,7 @@ class Agent:
         context.say(ToolStarted(call))
         outcome = _cut_off() if cut else await self._outcome(call, scope)
         context.say(ToolEnded(call.id, outcome.is_error))
-        context.append(ToolOutcome([_valid_block(block) for block in outcome.content], outcome.is_error), call)
+        await context.append(ToolOutcome([_valid_block(block) for block in outcome.content], outcome.is_error), call)
 
     async def _outcome(self, call: ToolCallBlock, scope: ToolScope) -> ToolOutcome:
         tool = next((tool for tool in self.tools if tool.name == call.name), None)

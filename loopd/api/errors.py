@@ -11,6 +11,7 @@ from ..core.guards import KIND, Refused
 from ..models import ModelUnavailable
 from ..opening import CwdMissing
 from ..runtime import Declined
+from ..session import NothingToRecover
 from ..storage import SessionLocked, SessionMalformed, SessionMissing, SessionUnsupported, StorageError
 
 log = logging.getLogger("loopd.api")
@@ -28,6 +29,8 @@ def translate(error: Exception) -> RpcError:
             return RpcError(error.kind, text, **error.data)
         case CwdMissing():
             return RpcError("cwd_missing", text)
+        case NothingToRecover():
+            return RpcError("nothing_to_recover", text)
         case inputs.Invalid():
             return RpcError("invalid_params", text, field=error.field)
         case inputs.UnsupportedInput():

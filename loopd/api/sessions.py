@@ -159,7 +159,7 @@ def _run(call: Call, run_id: str) -> Run | RunResult:
         if core.last_run is not None and core.last_run.run_id == run_id:
             return core.last_run
         if record := core.history.runs.get(run_id):
-            return record.result(saved=True)  # only the last one can be unsaved
+            return record.result(saved=(record.timing.message_end_index or 0) <= core.committed)
     raise Declined("run_not_found", f"no run {run_id}; the last 256 are remembered, and those of open sessions")
 
 
@@ -207,6 +207,10 @@ def session_flush(call: Call, params: m.SessionParams) -> Callable[[], Awaitable
         return m.FlushResult(await job.wait())
 
     return flushed
+
+
+def session_recover(call: Call, params: m.SessionParams) -> Callable[[], Awaitable[m.RecoverResult]]:
+    return call.runtimes.session(params.session_id).recover().wait
 
 
 def session_set_model(call: Call, params: m.SetModelParams) -> Callable[[], Awaitable[m.SetModelResult]]:

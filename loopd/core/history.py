@@ -119,9 +119,9 @@ class History:
             raise Malformed("nested too deep") from None
         self.lines.append(line)
 
-    def append(self, message: Message) -> bytes:
-        """Add a new message, encoded once; answers its line."""
-        line = encode(message)
+    def append(self, message: Message, line: bytes | None = None) -> bytes:
+        """Add a new message, encoded once: as ``line`` where that is done already; answers its line."""
+        line = line or encode(message)
         self._fold_message(message)
         self.places.append(len(self.lines))
         self.lines.append(line)

@@ -27,6 +27,10 @@ from .history import LINE, encode
 
 INTERRUPTED = "Interrupted: the person stopped the run while this tool was at work. What it had done stays done."
 NOT_STARTED = "Not run: the run ended before this call started."
+CRASHED = (
+    "Interrupted: the daemon ended in the middle of the run. Whether this call was started, and how far it came, "
+    "is not known: look before you repeat it."
+)
 CUT = "\n[cut: the message was too large to be kept whole]"
 
 

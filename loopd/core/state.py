@@ -15,10 +15,12 @@ from loop_protocol.v1 import events as ev
 from loop_protocol.v1.types import (
     Draft,
     ErrorInfo,
+    Message,
     ModelRef,
     Outcome,
     Permission,
     QueueState,
+    Recoverable,
     RunInfo,
     RunResult,
     SessionKind,
@@ -31,23 +33,10 @@ from loop_protocol.v1.types import (
 from .announce import Announce
 from .guards import Condition, Operation, check
 from .history import History, RunRecord
-from .messages import with_save_error
+from .messages import CRASHED, with_save_error
+from .runs import RunState
 from .timings import Clock, Stopwatch, begin
 from .transcript import Transcript
-
-
-@dataclass(slots=True)
-class RunState:
-    """One accepted prompt. The outcome is ``cancelled`` if and only if ``stop_requested`` (I-1)."""
-
-    id: str
-    operation: Operation
-    watch: Stopwatch
-    request_id: str | None = None
-    digest: str | None = None
-    generating: bool = True
-    stop_requested: bool = False
-    result: RunResult | None = None
 
 
 @dataclass(slots=True)
@@ -78,6 +67,7 @@ class SessionCore:
     settled: RunState | None = None
     closed: bool = False
     unsaved: str | None = None
+    recoverable: Recoverable | None = None
     transcript: Transcript = field(init=False)
 
     def __post_init__(self) -> None:
@@ -136,6 +126,7 @@ class SessionCore:
     def announce_run(self, run: RunState, message: UserMessage) -> None:
         self.announce.publish(ev.RunStarted(run.id, run.operation.value))
         self.announce.publish(ev.PromptTimingEvent(run.watch.timing))
+        self.recoverable = None  # what a crash left belonged to the place that this message takes
         first = self.history.fallback
         gave_title = self.stored_title is None and first is not None and first.message_indices == [message.index]
         self.transcript.announce_message(message, title=first if gave_title else None)
@@ -187,6 +178,34 @@ class SessionCore:
     @property
     def last_run(self) -> RunResult | None:
         return self.settled.result if self.settled else None
+
+    # --- a run that a crash cut off -----------------------------------------------------------------------------------
+
+    def record_if_cut_off(self, run: RunState) -> RunRecord:
+        """What there is to say of a run whose end nobody saw: it has no finish, and none is inferred (P-6)."""
+        error = ErrorInfo("interrupted", "the daemon ended in the middle of this run")
+        return RunRecord(
+            run_id=run.id,
+            outcome="error",
+            timing=run.watch.timing,
+            error=error,
+            request_id=run.request_id,
+            digest=run.digest,
+        )
+
+    def take_over(self, message: Message, line: bytes) -> None:
+        """The next of the finished messages of a run that a crash cut off (S-26)."""
+        self.recoverable = None
+        self.transcript.take_over(message, line)
+
+    def complete_recovery(self, record: RunRecord) -> RunState:
+        """All of them are taken over: answer what is open, record the run; ``settle_run`` follows its save."""
+        self.transcript.answer_open_calls(CRASHED)
+        timing = replace(record.timing, message_end_index=self.history.messages)
+        self.history.append_run(replace(record, timing=timing))
+        self.announce.publish(ev.PromptTimingEvent(timing))
+        watch = Stopwatch(timing, self.clock.boot_ms())
+        return RunState(record.run_id, Operation.RECOVER, watch, record.request_id, record.digest, generating=False)
 
     # --- saving, settings, closing ------------------------------------------------------------------------------------
 
@@ -283,15 +302,6 @@ class SessionCore:
             approvals=[],
             has_pending_save=self.unsaved is not None,
             save_error=self.unsaved,
+            recoverable=self.recoverable,
             usage=self.history.usage,
         )
-
-
-def is_seen(message_count: int, *, saved: int) -> bool:
-    """Whether somebody who saw so many messages has seen the conversation; an empty one is never read (S-6)."""
-    return message_count == saved > 0
-
-
-def pin_of(pinned_at: int | None, *, pinned: bool, now_ms: int) -> int | None:
-    """The stamp of a session that shall be ``pinned``, or not: what is pinned already keeps its own (S-7)."""
-    return (pinned_at or now_ms) if pinned else None

@@ -23,6 +23,7 @@ from loop_protocol.v1.types import (
     ToolResultMessage,
     Usage,
     UserBlock,
+    UserMessage,
 )
 
 from .announce import Announce
@@ -81,7 +82,7 @@ class Transcript:
     def announce_retry(self, wait_s: float, reason: str) -> None:
         self.announce.publish(ev.RetryWait(until_at=self.clock.now_ms() + round(wait_s * 1000), reason=reason))
 
-    def append_reply(
+    def reply(
         self,
         content: list[AssistantBlock],
         usage: Usage,
@@ -90,8 +91,7 @@ class Transcript:
         model: ModelRef,
         error_message: str | None = None,
     ) -> AssistantMessage:
-        """A finished assistant message becomes history; its calls are open until each has its result."""
-        message_id = self._draft().message_id
+        """A finished assistant message as it will be history."""
         message = AssistantMessage(
             index=self.history.messages,
             content=content,
@@ -102,14 +102,18 @@ class Transcript:
             stop_reason=reason,
             error_message=error_message,
         )
-        message = fitting(message)
-        self.history.append(message)
+        return fitting(message)
+
+    def append_reply(self, message: AssistantMessage, line: bytes | None = None) -> None:
+        """It becomes history; its calls are open until each has its result. ``line`` is the message encoded."""
+        message_id = self._draft().message_id
+        self.history.append(message, line)
         self.open_calls = [block for block in message.content if isinstance(block, ToolCallBlock)]
         self.streaming = None
         self._announce_end(message_id, message)
-        return message
 
-    def append_result(self, call: ToolCallBlock, content: list[UserBlock], *, is_error: bool) -> ToolResultMessage:
+    def result(self, call: ToolCallBlock, content: list[UserBlock], *, is_error: bool) -> ToolResultMessage:
+        """The result of a call as it will be history."""
         message = ToolResultMessage(
             index=self.history.messages,
             content=content,
@@ -118,11 +122,24 @@ class Transcript:
             tool_name=call.name,
             is_error=is_error,
         )
-        message = fitting(message)
-        self.history.append(message)
-        self.open_calls.remove(call)
+        return fitting(message)
+
+    def append_result(self, message: ToolResultMessage, line: bytes | None = None) -> None:
+        """It becomes history; the first open call with its id is answered."""
+        self.history.append(message, line)
+        self.open_calls.remove(next(call for call in self.open_calls if call.id == message.tool_call_id))
         self.announce_message(message)
-        return message
+
+    def take_over(self, message: Message, line: bytes) -> None:
+        """A message that a run had finished before a crash cut it off becomes history, byte for byte (S-26)."""
+        match message:
+            case UserMessage():
+                self.history.append(message, line)
+                self.announce_message(message)
+            case AssistantMessage():
+                self.append_reply(message, line)
+            case ToolResultMessage():
+                self.append_result(message, line)
 
     def _draft(self) -> Streaming:
         if self.streaming is None:
@@ -155,16 +172,17 @@ class Transcript:
         if kept:
             reason: StopReason = "aborted" if outcome == "cancelled" else "error"
             text = error.message if error and reason == "error" else None
-            self.append_reply(kept, Usage(0, 0), reason, model=model, error_message=text)
+            self.append_reply(self.reply(kept, Usage(0, 0), reason, model=model, error_message=text))
         else:
             self.streaming = None
             self.announce.publish(ev.MessageEnd(message_id=message_id, discarded=True))
 
-    def answer_open_calls(self) -> None:
-        """Every call of a finished assistant message gets exactly one result, started or not (S-12)."""
+    def answer_open_calls(self, otherwise: str = NOT_STARTED) -> None:
+        """Every call of a finished assistant message gets exactly one result, started or not (S-12). ``otherwise`` is
+        what is said of a call that is not at work here."""
         for call in tuple(self.open_calls):
-            text = NOT_STARTED
+            text = otherwise
             if call.id in self.tools:
                 text = INTERRUPTED
                 self.complete_tool(call.id, is_error=True)
-            self.append_result(call, [TextBlock(text)], is_error=True)
+            self.append_result(self.result(call, [TextBlock(text)], is_error=True))

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from loop_protocol.v1.types import ModelRef, Permission, Title
+from loop_protocol.v1.types import Message, ModelRef, Permission, Recoverable, Title
+from loopd.core.history import History, RunRecord
 
 FORMAT = "loop-session"
 VERSION = 3
@@ -72,6 +73,14 @@ class Snapshot:
     changes: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(slots=True, frozen=True)
+class CutOff:
+    """A run that a crash cut off: what is recorded of it, and the messages that it had finished with their lines."""
+
+    run: RunRecord
+    messages: list[tuple[Message, bytes]] = field(default_factory=list)
+
+
 class StorageError(Exception):
     """The world refused. The previous committed range still reads; the text says what to do, for people."""
 
@@ -104,6 +113,29 @@ class SessionUnsupported(Exception):
     """Written by a newer version, which says that this one cannot read it."""
 
 
+class Journal(Protocol):
+    """What a run has finished before its commit (S-26): a convenience, of which nothing is promised. Synchronous like
+    the store, and in its turn."""
+
+    @property
+    def recoverable(self) -> Recoverable | None:
+        """What a crash left, as the opening found it; None once a run or its recovery began."""
+
+    def take(self, commit_id: str, history: History) -> CutOff | None:
+        """The run that was cut off after that commit, whose range is ``history``: the next commit has it.
+        Raises ``StorageError``."""
+
+    def begin(self, commit_id: str, run: RunRecord, line: bytes) -> None:
+        """A new run after that commit, with its first message. What was recoverable is set aside as it is, instead of
+        what was set aside before. Raises ``StorageError``."""
+
+    def append(self, line: bytes) -> None:
+        """The run's next message. Raises ``StorageError``."""
+
+    def remove(self) -> None:
+        """Its run is committed. Never raises."""
+
+
 class Store(Protocol):
     """One open session, the only writer of it. Synchronous: the session calls it in a thread, one call at a time.
 
@@ -113,6 +145,10 @@ class Store(Protocol):
     @property
     def path(self) -> str | None:
         """The absolute path of ``meta.json``, None in memory."""
+
+    @property
+    def journal(self) -> Journal:
+        """Its file is beside ``meta.json``; in memory it keeps nothing."""
 
     @property
     def meta(self) -> Metadata:

@@ -12,6 +12,7 @@ from msgspec import structs
 from loop_protocol.v1.types import ModelRef, Permission
 
 from . import (
+    Journal,
     Metadata,
     SessionLocked,
     SessionMalformed,
@@ -65,6 +66,10 @@ class DraftStore:
     @property
     def path(self) -> str | None:
         return self._path
+
+    @property
+    def journal(self) -> Journal:
+        return self._store.journal
 
     @property
     def meta(self) -> Metadata:

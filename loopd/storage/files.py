@@ -17,14 +17,7 @@ from msgspec import structs
 from loop_protocol.v1.types import ModelRef, Permission
 from loopd.core.history import History
 
-from . import (
-    Metadata,
-    SessionMalformed,
-    SessionMissing,
-    SessionUnsupported,
-    Snapshot,
-    StorageError,
-)
+from . import Metadata, SessionMalformed, SessionMissing, SessionUnsupported, Snapshot, StorageError
 from .document import META, Document, checksum, encode, first_metadata, publication, rewritten
 from .fs import (
     CREATE,
@@ -41,6 +34,7 @@ from .fs import (
     touched,
     write_all,
 )
+from .journal import FileJournal
 from .places import beside, found, id_of, leaving_nothing, lock, make_place, path_of, utf8
 from .reading import HISTORY, blocks_of, read_history, read_metadata
 from .rescue import Rescue, write_rescue
@@ -89,11 +83,13 @@ def open_session(fs: FileSystem, path: str, *, durable: bool = True) -> tuple[Fi
     try:
         meta, document = read_metadata(fs, directory, path=path, id=id_of(path))
         history = read_history(fs, directory, meta.committed, path=beside(path, HISTORY))
+        store = FileStore(fs, path, directory, meta, document, len(history.lines), durable=durable)
+        store.journal.look(meta.committed.commit_id, history)
     except BaseException:
         with suppress(OSError):
             fs.close(directory)
         raise
-    return FileStore(fs, path, directory, meta, document, len(history.lines), durable=durable), history
+    return store, history
 
 
 def read_session(fs: FileSystem, path: str) -> tuple[Metadata, History]:
@@ -130,6 +126,7 @@ class FileStore:
     ) -> None:
         self._fs = fs
         self._path = path
+        self.journal = FileJournal(fs, path, self._held)
         self._history = beside(path, HISTORY)
         self._directory: int | None = directory
         self._meta = meta

@@ -7,8 +7,30 @@ from typing import Any
 
 from msgspec import structs
 
-from . import Metadata, Snapshot, StorageError
+from loopd.core.history import History, RunRecord
+
+from . import CutOff, Journal, Metadata, Snapshot, StorageError
 from .document import publication
+
+
+class NoJournal:
+    """For a session without a file: there is nothing that a crash could leave."""
+
+    @property
+    def recoverable(self) -> None:
+        return None
+
+    def take(self, commit_id: str, history: History) -> CutOff | None:  # noqa: ARG002 the port
+        return None
+
+    def begin(self, commit_id: str, run: RunRecord, line: bytes) -> None:
+        pass
+
+    def append(self, line: bytes) -> None:
+        pass
+
+    def remove(self) -> None:
+        pass
 
 
 class MemoryStore:
@@ -19,6 +41,10 @@ class MemoryStore:
     @property
     def path(self) -> str | None:
         return None
+
+    @property
+    def journal(self) -> Journal:
+        return NoJournal()
 
     @property
     def meta(self) -> Metadata:

@@ -113,7 +113,9 @@ def _begun(state: SessionState, event: RunStarted, at: int) -> RunInfo:
 
 def _timed(state: SessionState, timing: PromptTiming) -> SessionState:
     run = state.run and replace(state.run, started_at=timing.started_at, timing=timing)
-    timings = state.timings if timing.finished_at is None else [*state.timings, timing]
+    # A run that a crash cut off has an end but no finish.
+    over = timing.finished_at is not None or timing.message_end_index is not None
+    timings = [*state.timings, timing] if over else state.timings
     return replace(state, run=run, timings=timings)
 
 
@@ -134,10 +136,10 @@ def _role(message: Raw) -> _Role:
 def _ended(state: SessionState, event: MessageEnd) -> SessionState:
     if event.index is None or isinstance(event.message, UnsetType):
         return replace(state, draft=None)
-    usage = _role(event.message).usage
-    return replace(
-        state, draft=None, live_count=event.index + 1, usage=state.usage if usage is None else state.usage + usage
-    )
+    more = _role(event.message).usage
+    usage = state.usage if more is None else state.usage + more
+    # What a crash left belonged to the end of the saved history: it was taken over, or is left behind now.
+    return replace(state, draft=None, live_count=event.index + 1, usage=usage, recoverable=None)
 
 
 def _extended(draft: Draft | None, event: MessageUpdate) -> Draft | None:

@@ -44,7 +44,7 @@ class Recording:
         self.said.append(said)
         self.order.append(type(said).__name__)
 
-    def append(self, finished: Reply | ToolOutcome, call: ToolCallBlock | None = None) -> Message:
+    async def append(self, finished: Reply | ToolOutcome, call: ToolCallBlock | None = None) -> Message:
         index = self.history.messages
         message: Message
         if isinstance(finished, Reply):

@@ -135,7 +135,9 @@ def test_new_replaces_the_session_that_is_open(socket_path: str, cwd: str, loopc
     script = {"runtime/open": RpcError("conflict", "open", runtimeId="r7"), "runtime/newSession": replaced}
     with ScriptedDaemon(socket_path, script) as daemon:
         document = json.loads(loopctl("new", "--json").out)
-    assert daemon.asked("runtime/newSession") == [{"runtimeId": "r7"}]
+    [request] = daemon.asked("runtime/newSession")
+    assert request["runtimeId"] == "r7"
+    assert request.keys() == {"runtimeId", "env", "umask"}
     assert document == replaced  # also what this version does not know
 
 
@@ -158,7 +160,9 @@ def test_switch_gives_the_seat_of_this_directory_another_session(
     script = opening(beside, row(cwd)) | {"runtime/switchSession": opened(cwd, cancelled=False, state=there)}
     with ScriptedDaemon(socket_path, script) as daemon:
         ran = loopctl("switch", "/a/s2/meta.json")
-    assert daemon.asked("runtime/switchSession") == [{"runtimeId": "r1", "path": "/a/s2/meta.json"}]
+    [request] = daemon.asked("runtime/switchSession")
+    assert (request["runtimeId"], request["path"]) == ("r1", "/a/s2/meta.json")
+    assert request.keys() == {"runtimeId", "path", "env", "umask"}
     assert ran.out == "Project startup (2 messages): /a/s2/meta.json\n"
     assert "it belongs to /elsewhere" in ran.err
 

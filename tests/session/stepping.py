@@ -1,4 +1,4 @@
-"""Numbers the steps of a run's tasks, so that a test can act at each: before every resumption after an await."""
+"""Numbers the steps of a session's tasks, so that a test can act at each: before every resumption after an await."""
 
 from __future__ import annotations
 
@@ -8,25 +8,28 @@ import trio
 
 
 class Steps(trio.abc.Instrument):
-    """Calls ``act`` right before step ``at`` of the run's task or of one below it; ``count`` is how many there were."""
+    """Calls ``act`` right before step ``at`` of the run's task or of one below it; ``count`` is how many there were.
 
-    def __init__(self, *, at: int = 0, act: Callable[[], None] | None = None) -> None:
+    With ``of`` it is another of the session's tasks.
+    """
+
+    def __init__(self, *, at: int = 0, act: Callable[[], None] | None = None, of: str = "Session._run") -> None:
         self.count = 0
         self._at = at
         self._act = act
+        self._of = of
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        if not _below_run(task):
+        if not self._is_below(task):
             return
         self.count += 1
         if self.count == self._at and self._act is not None:
             self._act()
 
-
-def _below_run(task: trio.lowlevel.Task) -> bool:
-    above: trio.lowlevel.Task | None = task
-    while above is not None:
-        if above.name.endswith("Session._run"):
-            return True
-        above = above.parent_nursery.parent_task if above.parent_nursery else None
-    return False
+    def _is_below(self, task: trio.lowlevel.Task) -> bool:
+        above: trio.lowlevel.Task | None = task
+        while above is not None:
+            if above.name.endswith(self._of):
+                return True
+            above = above.parent_nursery.parent_task if above.parent_nursery else None
+        return False

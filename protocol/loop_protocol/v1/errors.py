@@ -40,6 +40,7 @@ KINDS: dict[str, Kind] = {
     "session_locked": Kind(APPLICATION, True, "open elsewhere: `data.runtimeId` here, `data.holder` another process"),
     "session_malformed": Kind(APPLICATION, False, "the file is damaged: `data.path`, `data.offset?`, `data.reason`"),
     "session_unsupported": Kind(APPLICATION, False, "the file was written by a newer version"),
+    "nothing_to_recover": Kind(APPLICATION, False, "no crash cut off a run here, or it left nothing behind"),
     "cwd_missing": Kind(APPLICATION, False, "the session's directory does not exist any more"),
     "model_unavailable": Kind(APPLICATION, False, "unknown model, or its provider is not configured"),
     "unsupported_input": Kind(APPLICATION, False, "the model does not take this kind of input"),

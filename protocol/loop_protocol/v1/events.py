@@ -37,7 +37,8 @@ class RunStarted(Event, frozen=True, tag="run_started"):
 
 
 class PromptTimingEvent(Event, frozen=True, tag="prompt_timing"):
-    """The run's timing, once at its start and once finished, before the save (P-5)."""
+    """The run's timing, once at its start and once finished, before the save (P-5). That of a recovered run comes once,
+    with ``messageEndIndex`` and without ``finishedAt``."""
 
     timing: PromptTiming
 
@@ -68,7 +69,8 @@ class ToolCallDelta(Wire, frozen=True, kw_only=True):
 
 
 class MessageEnd(Event, frozen=True, tag="message_end", kw_only=True):
-    """The message as history has it (images by reference), or ``discarded``. It says nothing about saving (S-13)."""
+    """The message as history has it (images by reference), or ``discarded``. It says nothing about saving (S-13). With
+    one that is kept nothing is ``recoverable`` any more."""
 
     message_id: str
     index: int | None = None
@@ -138,7 +140,8 @@ class SaveFailed(Event, frozen=True, tag="save_failed"):
 
 
 class RunSettled(Event, frozen=True, tag="run_settled", kw_only=True):
-    """The last event of a run; exactly one for every accepted prompt."""
+    """The last event of a run; exactly one for every accepted prompt. A run that a crash cut off settles when it is
+    recovered."""
 
     run_id: str
     outcome: Outcome

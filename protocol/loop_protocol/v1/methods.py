@@ -450,6 +450,7 @@ _TABLE = (
     Method("session/stop", StopParams, StopResult, "end that run; answers when it is settled"),
     Method("session/abort", SessionParams, StopResult, "cancel and drain everything of the session"),
     Method("session/flush", SessionParams, FlushResult, "write a snapshot whose save failed"),
+    Method("session/recover", SessionParams, RecoverResult, "take over the messages of a run that a crash cut off"),
     Method("session/setModel", SetModelParams, SetModelResult, "choose the model"),
     Method("session/setPermission", SetPermissionParams, SetPermissionResult, "choose the permission preset"),
     Method("session/markRead", MarkReadParams, MarkReadResult, "clear `unread`, if all that is saved was seen"),
