@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from loop_protocol.v1.events import DaemonState, Event, SessionListed, SessionRemoved
 from loop_protocol.v1.types import SessionRow
 
@@ -57,7 +59,8 @@ class Watch:
         """A save failed or was made up for, or a drain goes on. A drain tries several times a second what fails."""
         state, before = self.state(), self._told
         self._told = state
-        if state != before:
+        # Outside a drain runs come and go, which is no news here.
+        if state != (before if state.draining else replace(before, runs=state.runs)):
             self._say(state)
 
     def _say(self, event: Event) -> None:
