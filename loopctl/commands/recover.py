@@ -14,7 +14,7 @@ from loop_protocol.v1.types import SessionState
 from ..exits import OK, RUN_FAILED, Failure
 from ..opening import callers
 from ..reach import ANSWER, daemon
-from ..terminal import document, note, out_line
+from ..terminal import clock, document, note, out_line
 from ..whereabouts import here, readable, session_option
 
 
@@ -59,9 +59,10 @@ def offered(state: SessionState) -> str | None:
     """What is recoverable of a session, and how."""
     if state.recoverable is None:
         return None
+    run = state.recoverable
     return (
-        f"a run was cut off by a crash: {counted(state.recoverable.messages)} of it can be taken over: "
-        "`loopctl recover`; a new prompt leaves them behind"
+        f"{counted(run.messages)} of a run of {clock(run.started_at)}, which a crash cut off: "
+        "`loopctl recover` takes them over; a new prompt leaves them behind"
     )
 
 

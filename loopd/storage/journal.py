@@ -72,7 +72,11 @@ class FileJournal:
             with opened(self._fs, JOURNAL, FRESH, dir_fd=self._directory()) as fd:
                 self._ours = True
                 self._fs.chmod(fd, 0o600)
-                self._end = write_all(self._fs, fd, [head + line], 0)
+                try:
+                    self._end = write_all(self._fs, fd, [head + line], 0)
+                except OSError:
+                    self.remove()  # a full disk keeps no empty file of ours (K-1)
+                    raise
 
     def append(self, line: bytes) -> None:
         with (

@@ -279,7 +279,8 @@ def fill(talk: Talk) -> None:
 def stored(talk: Talk, own: Mounts) -> int:
     """Messages on disk; and there is no empty file beside them, and nothing left of an attempt."""
     directory = own.seen(talk.directory)
-    assert {path.name for path in directory.iterdir()} == {"meta.json", "history.jsonl"}
+    names = {path.name for path in directory.iterdir()}
+    assert names - {"run.journal", "run.journal.old"} == {"meta.json", "history.jsonl"}
     assert all(path.stat().st_size for path in directory.iterdir())
     return read_session(FileSystem(), str(directory / "meta.json"))[1].messages
 

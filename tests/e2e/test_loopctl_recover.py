@@ -19,7 +19,7 @@ def test_after_a_kill_the_run_is_offered_and_taken_over(world: World) -> None:  
     world.kill(signal.SIGKILL)
     run.communicate()
     told = world.loopctl("state")
-    assert "2 messages of it can be taken over: `loopctl recover`" in told.stdout
+    assert "2 messages of a run of " in told.stdout
     taken = world.loopctl("recover")
     assert (taken.returncode, taken.stdout) == (0, "2 messages taken over; `loopctl messages` shows them\n")
     shown = world.loopctl("messages").stdout

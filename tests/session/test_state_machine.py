@@ -346,6 +346,7 @@ class Lives(RuleBasedStateMachine):
         """The files as they are at this moment, and a new daemon on them."""
         self.clones += 1
         before, self.root = self.root, self.base / str(self.clones)
+        (before / "data").mkdir(exist_ok=True)
         shutil.copytree(before / "data", self.root / "data")
         # The workspace is part of a session's identity, so it stays where it is.
         (self.root / "ws").symlink_to(self.base / "0" / "ws")
@@ -353,9 +354,7 @@ class Lives(RuleBasedStateMachine):
         self._leave()
         if self.now is not None:
             self._gone(self.now)
-        self.sessions = {
-            str(self.root) + path.removeprefix(str(before)): kept for path, kept in self.sessions.items()
-        }
+        self.sessions = {str(self.root) + path.removeprefix(str(before)): kept for path, kept in self.sessions.items()}
         for path, kept in self.sessions.items():
             kept.path = path
             self._survived(kept)
