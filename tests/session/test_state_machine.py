@@ -1,8 +1,8 @@
 """Random lives of sessions, over a real store and a real socket, against a plain model of what the rules promise.
 
-Prompts, settings, receipts, pins, titles, disks that break at any call and are repaired, flushes, disposals, reopenings,
-clean restarts and crashes. After each step the daemon, the files and the model must agree (I-2, I-4, I-5, I-6; S-6…S-9,
-S-14…S-16, S-28).
+Prompts, settings, receipts, pins, titles, disks that break at any call and are repaired, flushes, disposals,
+reopenings, clean restarts and crashes. After each step the daemon, the files and the model must agree (I-2, I-4, I-5,
+I-6; S-3, S-6…S-9, S-14…S-16, S-28). ``LOOPD_TEST_LIVES`` says how many.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from loopd.agent import ModelError
 from loopd.storage import files
 from loopd.storage.fs import FileSystem
 
+LIVES = int(os.environ.get("LOOPD_TEST_LIVES", "40"))
 WORDS = st.sampled_from(["alpha", "beta", "gamma", "delta", "ein längeres Wort", "e\u0301 😀"])
 
 
@@ -126,11 +127,11 @@ class Lives(RuleBasedStateMachine):
         return self.fs.hits > self.hits_before
 
     def teardown(self) -> None:
+        hypothesis.event(f"disk failures: {min(self.fs.hits, 5)}, crashes: {min(self.clones, 5)}")
         self.fs.left = None
         self._leave()
         self.guest.close()
         shutil.rmtree(self.base)
-        hypothesis.event(f"disk failures: {min(self.fs.hits, 5)}")
 
     # --- opening and closing ------------------------------------------------------------------------------------------
 
@@ -215,16 +216,10 @@ class Lives(RuleBasedStateMachine):
     @rule()
     def flushes(self) -> None:
         assert self.now is not None
-        pending = self.now.pending
-        try:
-            assert self._ask("session/flush", sessionId=self.session_id)["flushed"] == pending
-        except RpcError as error:
-            assert error.kind == "save_failed"
-            assert pending
-            assert self._disk_failed()
-        else:
-            if pending:
-                self._saved(ok=True)
+        pending, result = self.now.pending, self._done("session/flush", sessionId=self.session_id)
+        if result and pending:
+            assert result["flushed"]
+            self._saved(ok=True)
 
     @precondition(lambda self: self.now is not None)
     @rule(pinned=st.booleans())
@@ -261,31 +256,27 @@ class Lives(RuleBasedStateMachine):
         if kept.pending:
             assert self._refused("session/markRead", **params) == "pending_save"
             return
-        try:
-            read = self._ask("session/markRead", **params)["read"]
-        except RpcError as error:
-            assert error.kind == "save_failed"
-            assert self._disk_failed()
-            kept.doubtful = True
-            return
-        assert read == (not stale and kept.saved > 0)
-        if read:
-            kept.unread = False
+        result = self._done("session/markRead", **params)
+        if result:
+            assert result["read"] == (not stale and kept.saved > 0)
+            kept.unread = kept.unread and not result["read"]
 
     def _set(self, kept: Kept | None, method: str, name: str, value: Any, **who: str) -> None:
         assert kept is not None
-        if self._done(method, **{name: value}, **who):
+        if self._done(method, **{name: value}, **who) is not None:
             setattr(kept, name, value)
 
-    def _done(self, method: str, **params: Any) -> bool:
-        """Whether it happened; it may fail only with the disk, and then nothing has changed."""
-        refused = self._refused(method, **params)
-        assert refused in (None, "save_failed")
-        if refused is not None:
-            assert self._disk_failed()
+    def _done(self, method: str, **params: Any) -> dict[str, Any] | None:
+        """The result; it may fail only with the disk, and then nothing has changed."""
+        try:
+            result: dict[str, Any] = self._ask(method, **params)
+        except RpcError as error:
+            if error.kind != "save_failed" or not self._disk_failed():
+                raise
             assert self.now is not None
             self.now.doubtful = True
-        return refused is None
+            return None
+        return result
 
     # --- sessions that are not open -----------------------------------------------------------------------------------
 
@@ -341,6 +332,7 @@ class Lives(RuleBasedStateMachine):
         self.now = None
         self.start()
 
+    @precondition(lambda self: self.sessions)
     @rule()
     def crashes(self) -> None:
         """The files as they are at this moment, and a new daemon on them."""
@@ -426,4 +418,4 @@ def _title(meta: dict[str, Any]) -> str | None:
 
 
 TestLives = Lives.TestCase
-TestLives.settings = hypothesis.settings(max_examples=40, stateful_step_count=40, deadline=None, database=None)
+TestLives.settings = hypothesis.settings(max_examples=LIVES, stateful_step_count=50, deadline=None, database=None)
