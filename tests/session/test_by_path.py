@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import trio
 from inprocess import PlayedModel, Wire, World, running, text
+from test_marks import Held
 from test_saving import Breaking
 
 from loop_protocol import jsonrpc
@@ -197,7 +198,6 @@ async def test_an_opening_during_a_change_waits_for_it_and_finds_it_done(tmp_pat
             opening = await other.request("runtime/open", ask)
             await other.call("server/status")
             disk.gate.set()
-            disk.gate = None
             stamp = (await wire.answer(pin))["pinnedAt"]
             await wire.answer(rename)
             joined = await other.answer(opening)
@@ -259,15 +259,14 @@ async def test_two_clients_delete_one_session_once(tmp_path: Path) -> None:
 
 
 async def test_a_client_that_goes_away_cancels_no_deletion(tmp_path: Path) -> None:  # I-10
-    disk = Breaking()
+    disk = Held()
     async with running(tmp_path, model=PlayedModel([text("hi")]), fs=disk) as world:
         wire, other = await world.connect(), await world.connect()
         opened = await _saved(world, wire)
-        disk.gate = threading.Event()
+        disk.hold(fail=set())
         await wire.request("session/delete", {"path": opened["path"]})
-        await wire.call("server/status")
+        await disk.reached()
         await wire.aclose()
-        disk.gate.set()
-        disk.gate = None
+        disk.release()
         assert await _kind(other, "session/delete", path=opened["path"]) == "session_not_found"
         assert os.listdir(Path(opened["path"]).parents[1]) == []

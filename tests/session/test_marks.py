@@ -517,7 +517,6 @@ async def test_a_pin_that_hangs_delays_its_session_only_and_ends(
         with trio.fail_after(2):
             assert [await _outcome(wire, pin), await _outcome(wire, read)] == ["save_failed", "save_failed"]
         disk.gate.set()
-        disk.gate = None
         state = await _state(wire, opened)
         assert (state["unread"], "pinnedAt" in state, state["hasPendingSave"]) == (True, False, False)
         # Whatever of it is on disk by now: a flush makes that what the state says.
@@ -554,7 +553,6 @@ async def test_a_client_that_goes_away_cancels_no_pin(tmp_path: Path) -> None:  
         await wire.call("server/status")
         await wire.aclose()
         disk.gate.set()
-        disk.gate = None
         await other.call("session/flush", {"sessionId": opened["sessionId"]})  # after it in the queue
         assert (await _state(other, opened))["pinnedAt"] == _meta(opened).pinned_at
 
