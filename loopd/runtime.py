@@ -59,6 +59,7 @@ class Runtime:
             message_count=core.committed,
             running=core.run is not None,
             has_pending_save=core.unsaved is not None,
+            title=core.title,
             default=self.default,
         )
 
@@ -142,7 +143,8 @@ class Runtimes:
         _check_session(params)
         wanted = await wanted_places(params)
         async with self._turn(("workspace", wanted.cwd)):
-            default = None if params.runtime_id == "new" else await self._lasting_default(wanted.cwd)
+            find = partial(self.default_of, wanted.cwd)
+            default = None if params.runtime_id == "new" else await self._lasting(find)
             if default is not None:
                 return self._join(default, params, wanted), False
             return await self._create(params, wanted), True
@@ -158,11 +160,18 @@ class Runtimes:
             del self._turns[key]
             over.set()
 
-    async def _lasting_default(self, cwd: str) -> Runtime | None:
-        """The workspace's runtime; one that is being disposed is none, unless its last save fails and it stays."""
-        while (default := self.default_of(cwd)) and (disposal := default.session.disposal):
+    @asynccontextmanager
+    async def turn_for(self, path: str) -> AsyncIterator[Runtime | None]:
+        """Nobody opens the session at that path meanwhile; answers the runtime that has it open already."""
+        directory = await directory_of(path)
+        async with self._turn(("session", directory or path)):
+            yield await self._lasting(partial(self.at, directory))
+
+    async def _lasting(self, find: Callable[[], Runtime | None]) -> Runtime | None:
+        """What is found; a runtime that is being disposed is none, unless its last save fails and it stays."""
+        while (runtime := find()) and (disposal := runtime.session.disposal):
             await disposal.settled()
-        return default
+        return runtime
 
     def _join(self, runtime: Runtime, params: RuntimeOpenParams, wanted: Wanted) -> Runtime:
         session, asked = runtime.session, params.session
@@ -172,7 +181,7 @@ class Runtimes:
             if elsewhere is None:
                 raise _conflict(runtime, "this workspace has another session open")
             if elsewhere is not runtime:
-                raise _locked(asked.path, elsewhere)
+                raise locked(asked.path, elsewhere)
         elif asked.kind != "continue":
             raise _conflict(runtime, "this workspace has an open session")
         if wanted.session_dir and (place is None or os.path.dirname(place.directory) != wanted.session_dir):
@@ -203,7 +212,7 @@ class Runtimes:
         directory = await directory_of(path)
         async with self._turn(("session", directory or path)):
             if elsewhere := self.at(directory):
-                raise _locked(path, elsewhere)
+                raise locked(path, elsewhere)
             return await self._seat(await opening.load(path), default=default)
 
     async def _seat(self, session: Session, *, default: bool) -> Runtime:
@@ -286,5 +295,5 @@ def _conflict(stands: Runtime, reason: str) -> Declined:
     return Declined("conflict", message, runtimeId=stands.id, sessionId=stands.session.core.id)
 
 
-def _locked(path: str, runtime: Runtime) -> Declined:
+def locked(path: str, runtime: Runtime) -> Declined:
     return Declined("session_locked", f"{path} is open in another runtime; join it", runtimeId=runtime.id)

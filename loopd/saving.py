@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import trio
 
-from .core.state import SessionCore
+from loop_protocol.v1.types import Title
+
+from .core.guards import Operation
+from .core.state import SessionCore, is_seen, pin_of
 from .services import Services
 from .storage import Snapshot, StorageError, Store
 
@@ -20,7 +25,6 @@ STORAGE_DEADLINE_S = 20.0
 RESCUE_DEADLINE_S = 1.5
 
 log = logging.getLogger("loopd.saving")
-T = TypeVar("T")
 
 
 class Saving:
@@ -34,7 +38,9 @@ class Saving:
         self._attempt: Snapshot | None = None
         # The one lock: writes are queued where everything else is refused.
         self._lock = trio.Lock()
-        self._writing: trio.CancelScope | None = None
+        self._turns: set[trio.CancelScope] = set()
+        # The last write has not answered: it failed, or goes on.
+        self._in_doubt = False
         # A hung disk occupies this session's thread and no other's.
         self._thread = trio.CapacityLimiter(1)
 
@@ -45,38 +51,73 @@ class Saving:
 
     async def save(self, *, rewrite: bool = False) -> None:
         """Commit all of the history. A failure is told by events and ``core.unsaved``, and kept for ``flush``."""
-        snapshot = self._snapshot()
         try:
-            await self._write(partial(self._store.commit, snapshot, rewrite=rewrite))
+            async with self._turn():
+                snapshot = self._snapshot()
+                await self._write(partial(self._store.commit, snapshot, rewrite=rewrite))
+                self._attempt, self._saved_lines = None, snapshot.count
+                self._core.complete_save(
+                    messages=snapshot.messages,
+                    user_messages=snapshot.user_messages,
+                    updated_at=snapshot.changes["updated_at"],
+                    unread=snapshot.changes["unread"],
+                )
+                self._services.catalog.note(self._core.cwd, self._core.updated_at)
         except StorageError as error:
+            # No await since the turn ended: whoever has the next one finds the save pending.
             if str(error) != self._core.unsaved:  # a drain tries several times a second
                 log.error("session %s: %s", self._core.id, error)
             self._core.fail_save(str(error))
-            return
-        self._attempt, self._saved_lines = None, snapshot.count
-        self._core.complete_save(
-            messages=snapshot.messages,
-            user_messages=snapshot.user_messages,
-            updated_at=snapshot.changes["updated_at"],
-            unread=snapshot.changes["unread"],
-        )
-        self._services.catalog.note(self._core.cwd, self._core.updated_at)
 
     async def flush(self) -> bool:
-        """Write what a failed save left in memory (S-16); False when there is nothing. Raises ``StorageError``."""
-        if self._core.unsaved is None:
-            return False
-        await self.save(rewrite=True)
+        """Write what a failed write left in memory (S-16); False when there is nothing. Raises ``StorageError``."""
         if self._core.unsaved is not None:
-            raise StorageError(self._core.unsaved)
-        return True
+            await self.save(rewrite=True)
+            if self._core.unsaved is not None:
+                raise StorageError(self._core.unsaved)
+            return True
+        async with self._turn():
+            if not self._in_doubt:
+                return False
+            await self._update(rewrite=True)
+            return True
+
+    # Settings are saved first, then true, so that a failure leaves both as they were.
 
     async def set(self, **changes: Any) -> None:
-        """Change settings: saved first, then true, so that a failure leaves both as they were."""
-        updated_at = self._next_update()
-        await self._write(partial(self._store.update, {**changes, "updated_at": updated_at}))
-        self._services.catalog.note(self._core.cwd, updated_at)
-        self._core.apply(updated_at=updated_at, **changes)
+        """Change model or permission, which counts as activity (S-9)."""
+        async with self._turn():
+            updated_at = self._next_update()
+            await self._update(**changes, updated_at=updated_at)
+            self._services.catalog.note(self._core.cwd, updated_at)
+            self._core.apply(updated_at=updated_at, **changes)
+
+    async def rename(self, title: Title) -> None:
+        async with self._turn():
+            await self._update(title=title)
+            self._core.apply_title(title)
+
+    async def pin(self, pinned: bool) -> int | None:
+        """S-7: answers the stamp. May happen during a run and while a save is pending."""
+        async with self._turn():
+            core = self._core
+            core.require(Operation.SET_PINNED, draining=self._services.draining)
+            stamp = pin_of(core.pinned_at, pinned=pinned, now_ms=self._services.clock.now_ms())
+            if stamp != core.pinned_at:
+                await self._update(pinned_at=stamp)
+                core.apply_pin(stamp)
+            return stamp
+
+    async def mark_read(self, message_count: int) -> bool:
+        """S-6. Decided only now: a save that was under way may have added messages, or failed."""
+        async with self._turn():
+            core = self._core
+            core.require(Operation.MARK_READ, draining=self._services.draining)
+            seen = is_seen(message_count, saved=core.committed)
+            if seen and core.unread:
+                await self._update(unread=False)
+                core.apply_read()
+            return seen
 
     async def rescue(self) -> str:
         """Write what is unsaved beside the sessions; answers where. Raises ``StorageError`` when no place takes it."""
@@ -100,8 +141,8 @@ class Saving:
 
     def give_up(self) -> None:
         """Somebody cannot wait for the disk any longer: what is being written counts as not saved."""
-        if self._writing:
-            self._writing.cancel()
+        for turn in tuple(self._turns):
+            turn.cancel()
 
     def close(self) -> None:
         """Release the lock, unless a write hangs: that one keeps it, and its descriptors, until it ends."""
@@ -111,6 +152,7 @@ class Saving:
     def _snapshot(self) -> Snapshot:
         """What a save shall publish now; one whose save failed keeps its identity through every retry."""
         core, history = self._core, self._core.history
+        output = core.unread or core.has_new_output
         if self._attempt is None or self._attempt.count != len(history.lines):
             self._attempt = Snapshot(
                 commit_id=str(uuid.uuid4()),
@@ -118,22 +160,48 @@ class Saving:
                 count=len(history.lines),
                 messages=history.messages,
                 user_messages=history.user_messages,
-                changes={
-                    "model": core.model,
-                    "permission": core.permission,
-                    "unread": core.unread or core.has_new_output,
-                    "updated_at": self._next_update(),
-                },
+                fallback=history.fallback,
+                changes={"updated_at": self._next_update()},
             )
-        return self._attempt
+        # What was set since a failed attempt is not taken back by the next one.
+        return replace(self._attempt, changes=self._settings() | {"unread": output} | self._attempt.changes)
+
+    def _settings(self) -> dict[str, Any]:
+        """Every write says all of them, so that one that failed, published or not, costs only itself (I-6)."""
+        core = self._core
+        return {
+            "model": core.model,
+            "permission": core.permission,
+            "pinned_at": core.pinned_at,
+            "title": core.stored_title,
+        }
 
     def _next_update(self) -> int:
         """Clock steps change the order neither within a session nor between sessions (S-9)."""
         highest = self._services.catalog.highest_known(self._core.cwd)
         return max(self._services.clock.now_ms(), self._core.updated_at + 1, highest + 1)
 
-    async def _write(self, call: Callable[[], T]) -> T:
-        async with self._lock:
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + STORAGE_DEADLINE_S) as self._writing:
-                return await trio.to_thread.run_sync(call, limiter=self._thread, abandon_on_cancel=True)
-        raise StorageError(f"{self._store.path}: the disk did not answer in time; check it, then flush")
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """After the writes that came before. Raises ``StorageError`` where the disk does not answer in time."""
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + STORAGE_DEADLINE_S) as turn:
+            self._turns.add(turn)
+            try:
+                async with self._lock:
+                    yield
+            finally:
+                self._turns.discard(turn)
+        if turn.cancelled_caught:
+            raise StorageError(f"{self._store.path}: the disk did not answer in time; check it, then flush")
+
+    async def _update(self, *, rewrite: bool = False, **changes: Any) -> None:
+        """Metadata alone. ``unread`` and the time belong to a pending save: it may be published after all."""
+        settings = self._settings()
+        if self._core.unsaved is None:
+            settings |= {"unread": self._core.unread, "updated_at": self._core.updated_at}
+        await self._write(partial(self._store.update, settings | changes, rewrite=rewrite))
+
+    async def _write(self, call: Callable[[], object]) -> None:
+        self._in_doubt = True
+        await trio.to_thread.run_sync(call, limiter=self._thread, abandon_on_cancel=True)
+        self._in_doubt = False

@@ -69,6 +69,7 @@ def restored(
         permission=meta.permission,
         unread=meta.unread,
         pinned_at=meta.pinned_at,
+        stored_title=meta.valid_title,
         history=history,
         committed=history.messages,
         committed_user=history.user_messages,
@@ -116,7 +117,7 @@ class Session:
         self._farewell: str | None = "shutdown"
         self._rescued: str | None = None
         self._job: Job[Any] | None = None
-        self._performing = trio.CancelScope()
+        self._performing: set[trio.CancelScope] = set()
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -186,30 +187,43 @@ class Session:
         """Take the slot and perform ``work`` in it. Raises ``Refused`` at once."""
         self.require(operation)
         self.core.take_slot(operation)
+
+        async def in_slot() -> T:
+            try:
+                return await work()
+            finally:
+                self.core.free_slot()
+
+        self._job = job = self._begin(in_slot)
+        return job
+
+    def start_beside(self, operation: Operation, work: Callable[[], Awaitable[T]]) -> Job[T]:
+        """Perform ``work`` whatever holds the slot; it only queues for the store. Raises ``Refused`` at once."""
+        self.require(operation)
+        return self._begin(work)
+
+    def _begin(self, work: Callable[[], Awaitable[T]]) -> Job[T]:
         job: Job[T] = Job()
-        self._job = job
         self.nursery.start_soon(self._perform, job, work)
         return job
 
     async def _perform(self, job: Job[T], work: Callable[[], Awaitable[T]]) -> None:
         with trio.CancelScope(shield=True) as performing:
-            self._performing = performing
+            self._performing.add(performing)
             try:
-                value = await work()
+                job.succeed(await work())
             except Exception as error:  # boundary: request; whoever waits for the job gets it
-                self.core.free_slot()
                 job.fail(error)
-            else:
-                self.core.free_slot()
-                job.succeed(value)
+            finally:
+                self._performing.discard(performing)
         if performing.cancelled_caught:
-            self.core.free_slot()
             job.fail(StorageError("the daemon ends, and the disk does not answer"))
 
     def give_up(self) -> None:
         """The daemon ends and waits no longer for a disk that does not answer."""
         self.saving.give_up()
-        self._performing.cancel()
+        for performing in tuple(self._performing):
+            performing.cancel()
 
     # --- what clients ask for -----------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 import trio
@@ -16,13 +17,16 @@ from loop_protocol.v1.types import DamagedSession, RunResult, SessionRow, Sessio
 from ..core import inputs
 from ..core.guards import Operation
 from ..core.history import LINE, History, encode
+from ..job import Job
 from ..opening import directory_of
 from ..run import Run
-from ..runtime import Declined
+from ..runtime import Declined, locked
 from ..saved import SavedSession
 from ..session import Session
 from ..storage.catalog import Listing, Row
 from .call import PAGE, Call
+
+T = TypeVar("T")
 
 
 def session_list(call: Call, params: m.SessionListParams) -> Callable[[], Awaitable[Raw]]:
@@ -61,6 +65,7 @@ def _row(row: Row, *, live: bool) -> SessionRow:
         message_count=meta.committed.messages,
         user_message_count=meta.committed.user_messages,
         unread=meta.unread,
+        title=meta.valid_title or meta.committed.fallback,
         pinned_at=meta.pinned_at,
         live=live,
     )
@@ -233,3 +238,64 @@ def session_set_permission(call: Call, params: m.SetPermissionParams) -> Callabl
         return m.SetPermissionResult(await job.wait())
 
     return done
+
+
+# --- sessions that are open or not ------------------------------------------------------------------------------------
+
+
+def changing(
+    call: Call,
+    params: m.MarkReadParams | m.SetPinnedParams | m.RenameParams,
+    opened: Callable[[Session], Job[T]],
+    saved: Callable[[SavedSession], Awaitable[T]],
+) -> Job[T]:
+    """A change of the session that ``params`` names: by its id or, open or not, by its path (S-28)."""
+    _require_one(params.session_id, params.path)
+    if params.session_id is not None:
+        return opened(call.runtimes.session(params.session_id))
+
+    async def change() -> T:
+        path = params.path
+        assert path is not None
+        async with call.runtimes.turn_for(path) as runtime:
+            if runtime is None:
+                return await saved(SavedSession(path, call.daemon.services))
+            job = opened(runtime.session)
+        return await job.wait()
+
+    return call.runtimes.start(change)
+
+
+def session_mark_read(call: Call, params: m.MarkReadParams) -> Callable[[], Awaitable[m.MarkReadResult]]:
+    def opened(session: Session) -> Job[bool]:
+        return session.start_beside(Operation.MARK_READ, partial(session.saving.mark_read, params.message_count))
+
+    job = changing(call, params, opened, lambda saved: saved.mark_read(params.message_count))
+
+    async def marked() -> m.MarkReadResult:
+        return m.MarkReadResult(await job.wait())
+
+    return marked
+
+
+def session_set_pinned(call: Call, params: m.SetPinnedParams) -> Callable[[], Awaitable[m.SetPinnedResult]]:
+    def opened(session: Session) -> Job[int | None]:
+        return session.start_beside(Operation.SET_PINNED, partial(session.saving.pin, params.pinned))
+
+    job = changing(call, params, opened, lambda saved: saved.pin(params.pinned))
+
+    async def pinned() -> m.SetPinnedResult:
+        return m.SetPinnedResult(await job.wait())
+
+    return pinned
+
+
+def session_delete(call: Call, params: m.DeleteParams) -> Callable[[], Awaitable[m.Nothing]]:
+    async def delete() -> m.Nothing:
+        async with call.runtimes.turn_for(params.path) as runtime:
+            if runtime is not None:
+                raise locked(params.path, runtime)
+            await SavedSession(params.path, call.daemon.services).delete()
+        return m.Nothing()
+
+    return call.runtimes.start(delete).wait

@@ -23,6 +23,7 @@ from loop_protocol.v1.types import (
     RunResult,
     SessionKind,
     SessionState,
+    Title,
     UserBlock,
     UserMessage,
 )
@@ -51,7 +52,8 @@ class RunState:
 
 @dataclass(slots=True)
 class SessionCore:
-    """``committed`` counts messages on disk; ``unsaved`` is what the last failed save said, None when all is well."""
+    """``committed`` counts messages on disk; ``unsaved`` is what the last failed save said, None when all is well.
+    ``stored_title`` is a title of its own, not the fallback that the history gives."""
 
     id: str
     kind: SessionKind
@@ -67,6 +69,7 @@ class SessionCore:
     announce: Announce
     clock: Clock
     pinned_at: int | None = None
+    stored_title: Title | None = None
     committed: int = 0
     committed_user: int = 0
     slot: Operation | None = None
@@ -106,8 +109,7 @@ class SessionCore:
 
     def free_slot(self) -> None:
         self.slot = None
-        if not self.closed:
-            self._changed()
+        self._changed()
 
     # --- a run --------------------------------------------------------------------------------------------------------
 
@@ -134,7 +136,9 @@ class SessionCore:
     def announce_run(self, run: RunState, message: UserMessage) -> None:
         self.announce.publish(ev.RunStarted(run.id, run.operation.value))
         self.announce.publish(ev.PromptTimingEvent(run.watch.timing))
-        self.transcript.announce_message(message)
+        first = self.history.fallback
+        gave_title = self.stored_title is None and first is not None and first.message_indices == [message.index]
+        self.transcript.announce_message(message, title=first if gave_title else None)
 
     def complete_run(self, run: RunState, error: ErrorInfo | None) -> None:
         """Generation has ended: keep what was visible, answer open calls, finish the timing. No await in it."""
@@ -208,7 +212,26 @@ class SessionCore:
         self.model = model or self.model
         self.permission = permission or self.permission
 
+    def apply_read(self) -> None:
+        self.unread = False
+        self._changed()
+
+    def apply_pin(self, pinned_at: int | None) -> None:
+        self.pinned_at = pinned_at
+        self._changed()
+
+    def apply_title(self, title: Title) -> None:
+        self.stored_title = title
+        self.announce.publish(ev.SessionTitle(title=title))
+
+    @property
+    def title(self) -> Title | None:
+        """None for a session without eligible text: clients show ``New session`` (T-4)."""
+        return self.stored_title or self.history.fallback
+
     def _changed(self) -> None:
+        if self.closed:
+            return  # a pin may end after the last event, or after the first one of the session that follows (R-5)
         self.announce.publish(
             ev.SessionChanged(
                 model=self.model,
@@ -237,6 +260,7 @@ class SessionCore:
             model=self.model,
             permission=self.permission,
             unread=self.unread,
+            title=self.title,
             pinned_at=self.pinned_at,
             created_at=self.created_at,
             updated_at=self.updated_at,
@@ -259,3 +283,13 @@ class SessionCore:
             save_error=self.unsaved,
             usage=self.history.usage,
         )
+
+
+def is_seen(message_count: int, *, saved: int) -> bool:
+    """Whether somebody who saw so many messages has seen the conversation; an empty one is never read (S-6)."""
+    return message_count == saved > 0
+
+
+def pin_of(pinned_at: int | None, *, pinned: bool, now_ms: int) -> int | None:
+    """The stamp of a session that shall be ``pinned``, or not: what is pinned already keeps its own (S-7)."""
+    return (pinned_at or now_ms) if pinned else None

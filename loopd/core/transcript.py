@@ -18,6 +18,7 @@ from loop_protocol.v1.types import (
     Outcome,
     StopReason,
     TextBlock,
+    Title,
     ToolCallBlock,
     ToolResultMessage,
     Usage,
@@ -132,11 +133,13 @@ class Transcript:
             )
         return self.streaming
 
-    def announce_message(self, message: Message) -> None:
-        """Start and end of a message that does not stream."""
+    def announce_message(self, message: Message, *, title: Title | None = None) -> None:
+        """Start and end of a message that does not stream, and between them the title that it gave the session."""
         index, message_id = message.index, str(uuid.uuid4())
         body = as_shown(message, self.history.line(index))
         self.announce.publish(ev.MessageStart(message_id=message_id, message=body, index=index))
+        if title is not None:
+            self.announce.publish(ev.SessionTitle(title=title))
         self.announce.publish(ev.MessageEnd(message_id=message_id, index=index, message=body))
 
     def _announce_end(self, message_id: str, message: Message) -> None:

@@ -159,10 +159,10 @@ class FileStore:
             self._sync(fd)
         self._publish(directory, self._meta)
 
-    def update(self, changes: dict[str, Any]) -> Metadata:
-        with self._writing() as (directory, was_unsure):
+    def update(self, changes: dict[str, Any], *, rewrite: bool = False) -> Metadata:
+        with self._writing(heal=rewrite) as (directory, was_unsure):
             meta = structs.replace(self._meta, **changes)
-            if was_unsure or meta != self._meta:
+            if rewrite or was_unsure or meta != self._meta:
                 self._publish(directory, meta)
         return self._meta
 

@@ -24,7 +24,7 @@ class MemoryStore:
     def meta(self) -> Metadata:
         return self._meta
 
-    def update(self, changes: dict[str, Any]) -> Metadata:
+    def update(self, changes: dict[str, Any], *, rewrite: bool = False) -> Metadata:  # noqa: ARG002 nothing is damaged
         self._meta = structs.replace(self._meta, **changes)
         return self._meta
 

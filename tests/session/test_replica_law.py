@@ -43,7 +43,8 @@ class Watching(trio.abc.Instrument):
     def _require_announced(self, seen: SessionState, head: int) -> None:
         """Between an acceptance and its first event a snapshot is ahead of the events."""
         before = self.snapshots[head]
-        ahead = msgspec.structs.replace(seen, run=before.run, operation=before.operation, live_count=before.live_count)
+        accepted = {name: getattr(before, name) for name in ("run", "operation", "live_count", "title")}
+        ahead = msgspec.structs.replace(seen, **accepted)
         assert ahead == before, "a change without an event"
 
 
@@ -78,6 +79,9 @@ async def test_a_replica_equals_the_snapshot_from_any_attach_point(tmp_path: Pat
         ask = {"sessionId": session_id, "content": "hi", "wait": True}
         await wire.call("session/prompt", ask)
         await wire.call("session/setPermission", {"sessionId": session_id, "permission": "danger-full-access"})
+        await wire.call("session/setPinned", {"sessionId": session_id, "pinned": True})
+        await wire.call("session/markRead", {"sessionId": session_id, "messageCount": 4})
+        await wire.call("title/rename", {"sessionId": session_id, "text": "by hand"})
         await wire.call("session/prompt", ask)
         run_id = await wire.prompt(session_id)
         while wire.events[-1].event.__struct_config__.tag != "message_update":

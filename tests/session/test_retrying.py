@@ -27,8 +27,8 @@ async def test_a_wait_is_an_event_and_part_of_the_runs_time(
         opened = await wire.open(world)
         result = await wire.prompt(opened["sessionId"], wait=True)
         types = [params.event.__struct_config__.tag for params in wire.events]
-        assert types[4:6] == ["retry_wait", "message_start"]
-        wait = wire.events[4]
+        assert types[5:7] == ["retry_wait", "message_start"]
+        wait = wire.events[5]
         assert wait.event.reason == SLOWLY  # type: ignore[union-attr]
         assert 100 <= wait.event.until_at - wait.at <= 201  # type: ignore[union-attr]
         state = await wire.call("session/state", {"sessionId": opened["sessionId"]})

@@ -23,6 +23,7 @@ async def test_a_prompt_is_answered_streamed_saved_and_settled_in_order(tmp_path
             "run_started",
             "prompt_timing",
             "message_start",
+            "session_title",
             "message_end",
             "message_start",
             "message_end",

@@ -183,6 +183,7 @@ class RuntimeRow(Wire, frozen=True, kw_only=True):
     has_pending_save: bool
     default: bool
     path: str | None = None
+    title: Title | None = None
 
 
 class RuntimeListResult(Wire, frozen=True):
@@ -435,6 +436,10 @@ _TABLE = (
     Method("session/flush", SessionParams, FlushResult, "write a snapshot whose save failed"),
     Method("session/setModel", SetModelParams, SetModelResult, "choose the model"),
     Method("session/setPermission", SetPermissionParams, SetPermissionResult, "choose the permission preset"),
+    Method("session/markRead", MarkReadParams, MarkReadResult, "clear `unread`, if all that is saved was seen"),
+    Method("session/setPinned", SetPinnedParams, SetPinnedResult, "pin or unpin; at any time, during a run too"),
+    Method("session/delete", DeleteParams, Nothing, "remove a session that is not open, with all of its files"),
+    Method("title/rename", RenameParams, TitleResult, "name the session by hand; nothing changes that by itself"),
     Method("run/wait", RunParams, RunResult, "wait until a run is settled; always a result"),
     Method("model/list", NoParams, ModelListResult, "what can be chosen here, and why the rest cannot"),
 )

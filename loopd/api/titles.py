@@ -1,0 +1,35 @@
+"""``title/*``."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from loop_protocol.v1 import methods as m
+from loop_protocol.v1.types import Title
+
+from ..core.guards import Operation
+from ..core.inputs import Invalid
+from ..core.titles import normalised
+from ..job import Job
+from ..session import Session
+from .call import Call
+from .sessions import changing
+
+
+def title_rename(call: Call, params: m.RenameParams) -> Callable[[], Awaitable[m.TitleResult]]:
+    text = normalised(params.text)
+    if not text:
+        raise Invalid("nothing of this can be seen", "text")
+    title = Title(text=text, source="user", message_indices=[])
+
+    def opened(session: Session) -> Job[None]:
+        return session.start(Operation.RENAME_TITLE, partial(session.saving.rename, title))
+
+    job = changing(call, params, opened, lambda saved: saved.rename(title))
+
+    async def renamed() -> m.TitleResult:
+        await job.wait()
+        return m.TitleResult(title)
+
+    return renamed
