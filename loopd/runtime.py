@@ -138,6 +138,7 @@ class Runtimes:
         """Nobody opens the session at that path meanwhile; answers the runtime that has it open already."""
         directory = await directory_of(path)
         async with self._turn(("session", directory or path)):
+            await self._left(directory)
             yield await self._lasting(partial(self.at, directory))
 
     async def _lasting(self, find: Callable[[], Runtime | None]) -> Runtime | None:
@@ -193,9 +194,13 @@ class Runtimes:
         """In that directory's turn: inside the daemon a session is open in at most one runtime (S-22)."""
         if elsewhere := self.at(directory):
             raise locked(path, elsewhere)
+        await self._left(directory)
+        return await opening.load(path)
+
+    async def _left(self, directory: str | None) -> None:
+        """Until a session that was replaced has let go of its files in that directory."""
         if directory in self._leaving:
             await self._leaving[directory].wait()
-        return await opening.load(path)
 
     async def _seat(self, session: Session, *, default: bool, mode: SessionKind) -> Runtime:
         if default:

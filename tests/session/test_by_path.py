@@ -270,3 +270,17 @@ async def test_a_client_that_goes_away_cancels_no_deletion(tmp_path: Path) -> No
         disk.release()
         assert await _kind(other, "session/delete", path=opened["path"]) == "session_not_found"
         assert os.listdir(Path(opened["path"]).parents[1]) == []
+
+
+async def test_a_change_of_a_session_that_was_just_replaced_waits_until_it_is_closed(tmp_path: Path) -> None:
+    """S-28, R-4: it still has its lock then, and that is nobody else's."""
+    async with running(tmp_path, model=PlayedModel([text("hi")])) as world:
+        wire = await world.connect()
+        opened = await wire.open(world)
+        for _ in range(30):
+            path = (await wire.call("session/state", {"sessionId": world.session().core.id}))["path"]
+            replaced = await wire.request("runtime/newSession", {"runtimeId": opened["runtimeId"]})
+            pinned = await wire.request("session/setPinned", {"path": path, "pinned": True})
+            assert "pinnedAt" in await wire.answer(pinned)
+            await wire.answer(replaced)
+            assert files.read_session(FileSystem(), path)[0].pinned_at is not None
