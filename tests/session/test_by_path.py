@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import trio
 from inprocess import PlayedModel, Wire, World, running, text
-from test_marks import Held
+from test_marks import Held, HeldSession
 from test_saving import Breaking
 
 from loop_protocol import jsonrpc
@@ -274,13 +274,19 @@ async def test_a_client_that_goes_away_cancels_no_deletion(tmp_path: Path) -> No
 
 async def test_a_change_of_a_session_that_was_just_replaced_waits_until_it_is_closed(tmp_path: Path) -> None:
     """S-28, R-4: it still has its lock then, and that is nobody else's."""
-    async with running(tmp_path, model=PlayedModel([text("hi")])) as world:
-        wire = await world.connect()
+    disk = HeldSession()
+    async with running(tmp_path, model=PlayedModel([text("hi")]), fs=disk) as world:
+        wire, other = await world.connect(), await world.connect()
         opened = await wire.open(world)
-        for _ in range(30):
-            path = (await wire.call("session/state", {"sessionId": world.session().core.id}))["path"]
-            replaced = await wire.request("runtime/newSession", {"runtimeId": opened["runtimeId"]})
-            pinned = await wire.request("session/setPinned", {"path": path, "pinned": True})
-            assert "pinnedAt" in await wire.answer(pinned)
-            await wire.answer(replaced)
-            assert files.read_session(FileSystem(), path)[0].pinned_at is not None
+        disk.session_id = opened["sessionId"]
+        pin = await wire.request("session/setPinned", {"sessionId": opened["sessionId"], "pinned": True})
+        replacing = await wire.request("runtime/newSession", {"runtimeId": opened["runtimeId"]})
+        await wire.event("session_replaced")
+        renaming = await other.request("title/rename", {"path": opened["path"], "text": "of before"})
+        with trio.move_on_after(0.1):  # without the wait the refusal is there at once
+            await other.receive()
+        disk.gate.set()
+        assert (await other.answer(renaming))["title"]["text"] == "of before"
+        await wire.answer(pin)
+        await wire.answer(replacing)
+        assert (_meta(opened).pinned_at, _meta(opened).title.text) != (None, None)  # type: ignore[union-attr]
