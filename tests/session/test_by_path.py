@@ -283,9 +283,10 @@ async def test_a_change_of_a_session_that_was_just_replaced_waits_until_it_is_cl
         replacing = await wire.request("runtime/newSession", {"runtimeId": opened["runtimeId"]})
         await wire.event("session_replaced")
         renaming = await other.request("title/rename", {"path": opened["path"], "text": "of before"})
-        with trio.move_on_after(0.1):  # without the wait the refusal is there at once
+        with trio.move_on_after(0.1) as waiting:  # without the wait the refusal is there at once
             await other.receive()
         disk.gate.set()
+        assert waiting.cancelled_caught
         assert (await other.answer(renaming))["title"]["text"] == "of before"
         await wire.answer(pin)
         await wire.answer(replacing)
