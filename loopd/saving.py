@@ -135,7 +135,7 @@ class Saving:
     async def journal(self, run: RunState, line: bytes) -> None:
         """Keep a message that ``run`` finished, before anybody sees it, for the case of a crash (S-26). Bounded, and it
         cannot fail: a disk that refuses or hangs costs this run its journal."""
-        if run.journalled is False:
+        if run.journalled is False or self._store.path is None:
             return
         journal = self._store.journal
         call = partial(journal.append, line)

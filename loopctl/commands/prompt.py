@@ -26,7 +26,7 @@ from ..running import Following, exit_code, mark_read, tell
 from ..terminal import document, is_terminal, note, out_line
 from ..unsaved import until_saved
 from ..whereabouts import model_option, seconds_option
-from .recover import say_if_left_behind
+from .recover import recovered_first
 
 PERMISSIONS = ["read-only", "workspace-write", "danger-full-access"]
 EFFORTS = ["low", "medium", "high"]
@@ -75,9 +75,10 @@ def prompt(
     content = _content(text)
     with daemon(ctx, start=True) as client, _missing_key_told(client):
         place = enter(client, wish)
+        if recovered_first(client, place.state):
+            place = enter(client, wish)
         with _given_back(client, place, wish), Interrupts() as interrupts:
             run_id = _accepted(client, place, content)
-            say_if_left_behind(place.state)
             _say_if_practising(client, place, wish)
             if no_wait:
                 return _leave(run_id, place, json=json)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import click
 import msgspec
@@ -14,7 +15,7 @@ from loop_protocol.v1.types import SessionState
 from ..exits import OK, RUN_FAILED, Failure
 from ..opening import callers
 from ..reach import ANSWER, daemon
-from ..terminal import clock, document, note, out_line
+from ..terminal import clock, document, is_terminal, note, out_line
 from ..whereabouts import here, readable, session_option
 
 
@@ -66,7 +67,16 @@ def offered(state: SessionState) -> str | None:
     )
 
 
-def say_if_left_behind(state: SessionState) -> None:
-    if state.recoverable is not None:
+def recovered_first(client: Client, state: SessionState) -> bool:
+    """Before a prompt leaves behind what a crash cut off, a person is asked; a script is told."""
+    if state.recoverable is None:
+        return False
+    if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
         left = counted(state.recoverable.messages)
         note(f"a run was cut off by a crash; this prompt leaves {left} of it behind, in run.journal.old")
+        return False
+    note(str(offered(state)))
+    if not click.confirm("loopctl: take them over first?", default=True, err=True):
+        return False
+    client.call("session/recover", {"sessionId": state.session_id}, timeout=ANSWER)
+    return True

@@ -11,6 +11,7 @@ from scripted_daemon import Answer, Loopctl, Peer, ScriptedDaemon, answering, co
 from typing_person import at_terminal
 
 from loop_protocol.v1.errors import RpcError
+from loop_protocol.v1.types import Recoverable
 
 FULL = {"kind": "save_failed", "message": "disk full"}
 SAVED = {"type": "session_saved", "messageCount": 2, "userMessageCount": 1, "updatedAt": 1, "unread": True}
@@ -202,3 +203,23 @@ def test_a_receipt_that_fails_is_no_failure_of_the_prompt(socket_path: str, cwd:
     with ScriptedDaemon(socket_path, script), at_terminal("prompt", "hello") as terminal:
         assert terminal.ends() == 0
     assert "not now" not in terminal.shown
+
+
+# --- what a crash cut off (S-26) --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("typed", "recoveries"), [("\n", 1), ("n\n", 0)])
+def test_a_prompt_asks_before_it_leaves_behind_what_a_crash_cut_off(
+    socket_path: str, cwd: str, typed: str, recoveries: int
+) -> None:
+    cut = Recoverable(run_id="run0", started_at=1, messages=3)
+    script = answering(cwd, *conversation(*says("the answer"), timing(2, 4)), recoverable=cut)
+    script |= {"session/recover": {"runId": "run0", "messages": 3}, "session/markRead": {"read": True}}
+    with ScriptedDaemon(socket_path, script) as daemon, at_terminal("prompt", "hello") as terminal:
+        terminal.waits_for("3 messages of a run of ")
+        terminal.waits_for("take them over first? [Y/n]")
+        assert daemon.asked("session/prompt") == []
+        terminal.type(typed)
+        terminal.waits_for("the answer")
+        assert terminal.ends() == 0
+    assert daemon.asked("session/recover") == [{"sessionId": "s1"}] * recoveries
