@@ -221,6 +221,8 @@ class Lives(RuleBasedStateMachine):
         if result and pending:
             assert result["flushed"]
             self._saved(ok=True)
+        elif result:  # what a failed change of settings may have left on disk is as memory has it again
+            self.now.doubtful = False
 
     @precondition(lambda self: self.now is not None)
     @rule(pinned=st.booleans())
@@ -313,6 +315,22 @@ class Lives(RuleBasedStateMachine):
     @rule(after=st.integers(0, 8))
     def breaks(self, after: int) -> None:
         self.fs.left = after
+
+    @precondition(lambda self: self.fs.left is None and self.now is not None)
+    @rule(after=st.integers(0, 5), data=st.data())
+    def stumbles(self, after: int, data: st.DataObject) -> None:
+        """The disk fails during one write, and is well again."""
+        acts = {
+            "pin": lambda: self.pins(data.draw(st.booleans())),
+            "rename": lambda: self.renames(data.draw(WORDS)),
+            "model": lambda: self.switches_model(data.draw(st.sampled_from(["model", "other"]))),
+            "read": lambda: self.reads(stale=False),
+            "prompt": lambda: self.prompts(data.draw(WORDS), "answers"),
+        }
+        act = data.draw(st.sampled_from(sorted(acts)), label="act")
+        self.fs.left = after
+        acts[act]()
+        self.fs.left = None
 
     @precondition(lambda self: self.fs.left is not None)
     @rule()
