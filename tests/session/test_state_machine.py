@@ -28,6 +28,7 @@ from loopd.agent import ModelError
 from loopd.storage import files
 from loopd.storage.fs import FileSystem
 
+STUMBLING = ["pin", "rename", "model", "read", "prompt"]
 LIVES = int(os.environ.get("LOOPD_TEST_LIVES", "40"))
 WORDS = st.sampled_from(["alpha", "beta", "gamma", "delta", "ein längeres Wort", "e\u0301 😀"])
 
