@@ -18,7 +18,7 @@ from loop_protocol.v1.errors import RpcError
 from loop_protocol.v1.methods import PromptResult
 
 from .. import keys
-from ..exits import OK, REFUSED
+from ..exits import OK, REFUSED, UNREACHABLE, Failure
 from ..interrupts import Interrupts
 from ..opening import Place, Way, Wish, enter
 from ..reach import ANSWER, daemon
@@ -77,7 +77,7 @@ def prompt(
         place = enter(client, wish)
         if recovered_first(client, place.state):
             place = enter(client, wish)
-        with _given_back(client, place, wish), Interrupts() as interrupts:
+        with _given_back(client, place, wish), _crash_told(place), Interrupts() as interrupts:
             run_id = _accepted(client, place, content)
             _say_if_practising(client, place, wish)
             if no_wait:
@@ -91,6 +91,22 @@ def prompt(
                 return REFUSED  # before any other outcome: nothing else is lost by being missed (S-25)
             mark_read(following, place.state)
             return exit_code(following, result)
+
+
+@contextmanager
+def _crash_told(place: Place) -> Iterator[None]:
+    """Whoever just sends the next prompt would leave the run behind (S-26)."""
+    try:
+        yield
+    except LostConnection as lost:
+        if place.state.path is None:
+            raise
+        raise Failure(
+            f"{lost}. What was saved of the conversation is kept, and\n"
+            f"`loopctl recover --session {place.state.session_id}`\n"
+            "takes over what is left of a run that was cut off.",
+            UNREACHABLE,
+        ) from None
 
 
 def _way(*, new: bool, latest: bool, memory: bool, path: str | None) -> Way:

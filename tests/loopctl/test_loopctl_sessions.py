@@ -391,6 +391,16 @@ def test_timings_tell_how_long_each_prompt_took_and_how_it_ended(
     assert document == {"timings": on_the_wire(timings)}
 
 
+def test_a_recovered_run_does_not_go_on_in_timings(socket_path: str, cwd: str, loopctl: Loopctl) -> None:  # S-26, P-6
+    cut = PromptTiming(user_message_index=0, message_start_index=0, message_end_index=3, started_at=1, id="run0")
+    for run in (None, running("run1")):
+        shown = state(cwd, timings=[cut], run=run)
+        with ScriptedDaemon(socket_path, opening(row(cwd)) | {"session/state": shown}):
+            lines = loopctl("timings").out.splitlines()
+        assert lines[1].endswith("cut off by a crash")
+        assert [line.endswith("goes on") for line in lines[2:]] == [True] * (run is not None)
+
+
 def test_a_session_without_timings_says_so(socket_path: str, cwd: str, loopctl: Loopctl) -> None:  # P-6
     with ScriptedDaemon(socket_path, opening(row(cwd)) | {"session/state": state(cwd)}):
         ran = loopctl("timings")
