@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 from loop_protocol.client import Client
 from loop_protocol.v1.errors import RpcError
 from loop_protocol.v1.methods import AttachResult, RuntimeOpenResult, RuntimeRow, SessionListResult
-from loop_protocol.v1.types import ModelRef, SessionState
+from loop_protocol.v1.types import ModelRef, SessionRow, SessionState
 
 from .exits import REFUSED, USAGE, Failure
 from .reach import ANSWER
@@ -151,8 +152,19 @@ def _say_if_unexpected(client: Client, wish: Wish, state: SessionState) -> None:
         note("no session to go on with here: this is a new one")
     if wish.way is Way.CURRENT:
         saved: SessionListResult = client.call("session/list", {"cwd": here(), "limit": 2}, timeout=ANSWER)
-        if len(saved.sessions) > 1:
+        older = [row for row in saved.sessions if row.session_id != state.session_id]
+        if older:
             note("a new session, since none is open here; --continue goes on with the latest saved one")
+            _say_if_cut_off(client, older[0])
+
+
+def _say_if_cut_off(client: Client, session: SessionRow) -> None:
+    """After a crash a prompt here is in a new session, where nothing speaks of the run that was cut off (S-26)."""
+    with suppress(RpcError):  # a damaged one; `loopctl sessions` names it
+        state: SessionState = client.call("session/state", {"path": session.path}, timeout=ANSWER)
+        if state.recoverable is not None:
+            note("a crash cut off the last run of that one, and this takes over what is left of it:")
+            note(f"`loopctl recover --session {state.session_id}`")
 
 
 def callers() -> dict[str, Any]:

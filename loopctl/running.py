@@ -11,7 +11,15 @@ from typing import assert_never
 from loop_protocol.backlog import Notification
 from loop_protocol.client import Client, LostConnection
 from loop_protocol.v1.errors import RpcError
-from loop_protocol.v1.events import EventParams, EventsLost, PromptTimingEvent, RunSettled, RunStarted, SessionClosed
+from loop_protocol.v1.events import (
+    EventParams,
+    EventsLost,
+    PromptTimingEvent,
+    RunSettled,
+    RunStarted,
+    SaveFailed,
+    SessionClosed,
+)
 from loop_protocol.v1.types import ErrorInfo, PromptTiming, RunResult, SessionState
 
 from .exits import INTERRUPTED, OK, RUN_FAILED, TIMED_OUT, Failure
@@ -25,7 +33,7 @@ from .view import View, outcome
 class Following:
     """One run being watched. Events of other runs are not shown.
 
-    ``timing`` is its finished one, and ``gap`` says that not all of it was shown.
+    ``timing`` is its finished one, ``gap`` says that not all of it was shown, and ``unsaved`` is why it was not saved.
     """
 
     client: Client
@@ -39,6 +47,7 @@ class Following:
     result: RunResult | None = None
     timing: PromptTiming | None = None
     gap: bool = False
+    unsaved: str | None = None
 
     def until_settled(self, interrupts: Interrupts, *, deadline: float | None) -> RunResult:
         try:
@@ -81,6 +90,8 @@ class Following:
                 self.result = RunResult(
                     run_id=self.run_id, outcome=settled.outcome, saved=settled.saved, error=settled.error
                 )
+            case SaveFailed(reason=reason):
+                self.unsaved = reason
             case EventsLost():
                 self.gap = True
                 self._look_whether_it_settled()
@@ -138,7 +149,12 @@ def tell(following: Following, result: RunResult) -> None:
         case code if code == TIMED_OUT:
             note("stopped: the time given by --timeout is over")
         case _ if not following.closed or following.json:
-            outcome(result.outcome, result.error)
+            outcome(result.outcome, None if _is_shown(following, result.error) else result.error)
+
+
+def _is_shown(following: Following, error: ErrorInfo | None) -> bool:
+    """The failure of the save alone was told as it happened."""
+    return not following.json and error is not None and error.message == following.unsaved
 
 
 def mark_read(following: Following, before: SessionState) -> None:

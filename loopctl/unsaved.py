@@ -18,12 +18,14 @@ from .terminal import err, is_terminal, note
 
 _PROMPT = "/flush or /quit> "
 _HOW = """\
-the conversation is not saved, the daemon keeps it in memory. Repair the cause, then /flush
-saves it; /quit leaves it there"""
+the conversation is not saved, the daemon keeps it in memory.
+Repair the cause, then /flush saves it; /quit leaves it there"""
 _NOT_YET = """\
-not yet: only the daemon's memory has the conversation, and /flush saves it. Another /quit
-leaves all the same; `loopctl flush` then tries again"""
-_LATER = "the conversation is not saved, the daemon keeps it in memory; `loopctl flush` tries again"
+not yet: only the daemon's memory has the conversation, and /flush saves
+it. Another /quit leaves all the same; `loopctl flush` then tries again"""
+_LATER = """\
+the conversation is not saved, the daemon keeps it in memory;
+`loopctl flush` tries again"""
 _WISH = "\x03"  # Ctrl-C or Ctrl-D: a wish to leave, but not the word
 
 

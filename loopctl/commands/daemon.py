@@ -18,7 +18,7 @@ from ..exits import OK, REFUSED, RUN_FAILED, UNREACHABLE, Failure
 from ..reach import ANSWER, socket_of, translated
 from ..reach import daemon as connected
 from ..terminal import note, out, out_line
-from .server import tell_unsaved
+from .server import tell_rescued, tell_unsaved
 
 # A daemon that was asked to exit has ended its runs within 10 s (D-4); some more for a loaded machine.
 EXIT_TIMEOUT = 20.0
@@ -31,7 +31,7 @@ def daemon() -> None:
     """Start or stop the daemon, or show its log."""
 
 
-@daemon.command()
+@daemon.command(short_help="Start the daemon, if it does not run yet.")
 @click.pass_context
 def start(ctx: click.Context) -> int:
     """Start the daemon, if it does not run yet, and wait until it answers."""
@@ -54,7 +54,7 @@ def _start(socket: str) -> int:
     return OK
 
 
-@daemon.command()
+@daemon.command(short_help="Stop the daemon, and start it with the settings of now.")
 @click.pass_context
 def restart(ctx: click.Context) -> int:
     """Stop the daemon, if one runs, and start it with this environment and the settings of now."""
@@ -73,7 +73,7 @@ def restart(ctx: click.Context) -> int:
     return _start(socket)
 
 
-@daemon.command()
+@daemon.command(short_help="Let runs end, save everything, end the daemon.")
 @click.option("--rescue", is_flag=True, help="Also over unsaved work, after writing a rescue copy of it.")
 @click.pass_context
 def stop(ctx: click.Context, rescue: bool) -> int:
@@ -96,7 +96,8 @@ def _stop(client: Client, *, rescue: bool) -> int:
         return REFUSED
     if not _ended(status.pid):
         raise Failure(f"the daemon, pid {status.pid}, has not ended after {EXIT_TIMEOUT:.0f} s", RUN_FAILED)
-    out_line("\n".join(["stopped", *(f"rescue copy: {path}" for path in (result.rescued if result else []))]))
+    out_line("stopped")
+    tell_rescued(result.rescued if result else [])
     return OK
 
 
@@ -113,7 +114,7 @@ def _ended(pid: int) -> bool:
         os.close(descriptor)
 
 
-@daemon.command()
+@daemon.command(short_help="Show the log of a daemon that was started on demand.")
 @click.option("-n", "--lines", type=click.IntRange(min=0), default=50, metavar="N", help="The last N lines (50).")
 @click.option("-f", "--follow", is_flag=True, help="Go on with what is added, until Ctrl-C.")
 def log(lines: int, follow: bool) -> int:
@@ -125,7 +126,11 @@ def log(lines: int, follow: bool) -> int:
             for added in _added(file) if follow else ():
                 out(added.decode("utf-8", "replace"))
     except FileNotFoundError:
-        raise Failure(f"no log at {path} yet; `loopctl daemon start` starts a daemon", UNREACHABLE) from None
+        raise Failure(
+            f"no log at {path} yet; `loopctl daemon start` starts a daemon\n"
+            "The log of a systemd service is shown by `journalctl --user -u loopd`.",
+            UNREACHABLE,
+        ) from None
     return OK
 
 

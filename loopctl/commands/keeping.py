@@ -75,6 +75,8 @@ def rename(ctx: click.Context, text: str, session: str | None, json: bool) -> in
 
     It becomes one line of at most 120 bytes, and is kept until it is changed by you.
     """
+    if not text.strip():
+        raise click.UsageError("the title is empty")
     with daemon(ctx, start=True) as client:
         raw = client.call_raw("title/rename", {**readable(client, session=session), "text": text}, timeout=ANSWER)
     return told(raw, msgspec.json.decode(raw, type=TitleResult).title.text, json=json)

@@ -18,7 +18,7 @@ from loop_protocol.v1.errors import RpcError
 from loop_protocol.v1.methods import PromptResult
 
 from .. import keys
-from ..exits import OK, REFUSED
+from ..exits import OK, REFUSED, UNREACHABLE, Failure
 from ..interrupts import Interrupts
 from ..opening import Place, Way, Wish, enter
 from ..reach import ANSWER, daemon
@@ -32,7 +32,7 @@ PERMISSIONS = ["read-only", "workspace-write", "danger-full-access"]
 EFFORTS = ["low", "medium", "high"]
 
 
-@click.command()
+@click.command(context_settings={"allow_extra_args": True})
 @click.argument("text", required=False)
 @click.option("--new", is_flag=True, help="Start a new session in this directory.")
 @click.option("--continue", "latest", is_flag=True, help="Go on with the latest session of this directory.")
@@ -69,6 +69,8 @@ def prompt(
 
     The prompt goes to the session that is open for this directory; where none is, a new one starts.
     """
+    if ctx.args:
+        raise click.UsageError("the text must be one argument: put it in quotes")
     wish = Wish(_way(new=new, latest=latest, memory=memory, path=path), path, model, effort, permission)
     if no_wait and (wish.way is Way.MEMORY or timeout is not None):
         raise click.UsageError("--no-wait goes neither with --no-session nor with --timeout")
@@ -77,7 +79,7 @@ def prompt(
         place = enter(client, wish)
         if recovered_first(client, place.state):
             place = enter(client, wish)
-        with _given_back(client, place, wish), Interrupts() as interrupts:
+        with _given_back(client, place, wish), _crash_told(place), Interrupts() as interrupts:
             run_id = _accepted(client, place, content)
             _say_if_practising(client, place, wish)
             if no_wait:
@@ -91,6 +93,22 @@ def prompt(
                 return REFUSED  # before any other outcome: nothing else is lost by being missed (S-25)
             mark_read(following, place.state)
             return exit_code(following, result)
+
+
+@contextmanager
+def _crash_told(place: Place) -> Iterator[None]:
+    """Whoever just sends the next prompt would leave the run behind (S-26)."""
+    try:
+        yield
+    except LostConnection as lost:
+        if place.state.path is None:
+            raise
+        raise Failure(
+            f"{lost}. What was saved of the conversation is kept, and\n"
+            f"`loopctl recover --session {place.state.session_id}`\n"
+            "takes over what is left of a run that was cut off.",
+            UNREACHABLE,
+        ) from None
 
 
 def _way(*, new: bool, latest: bool, memory: bool, path: str | None) -> Way:
@@ -165,12 +183,14 @@ def _missing_key_told(client: Client) -> Iterator[None]:
 
 
 def _say_if_practising(client: Client, place: Place, wish: Wish) -> None:
-    """A newcomer must know that no real model answers, and what to do about it."""
-    if place.state.model.provider == "practice" and not keys.warn_of(client) and wish.model is None:
+    """A newcomer must know that no real model answers, and what to do about it. Once in a conversation is enough."""
+    if place.state.model.provider != "practice" or keys.warn_of(client):
+        return
+    if wish.model is None and not place.state.live_count:
         note(
-            f"{place.state.model} answers, since no real model is configured: set\n"
-            f"OPENAI_API_KEY or ANTHROPIC_API_KEY and run `loopctl daemon restart`, or name a provider in\n"
-            f"{paths.config_path(os.environ)}"
+            f"{place.state.model} answers, since no real model is configured. Set\n"
+            f"OPENAI_API_KEY or ANTHROPIC_API_KEY and run `loopctl daemon restart`,\n"
+            f"or name a provider in {paths.config_path(os.environ)}"
         )
 
 

@@ -73,6 +73,8 @@ def messages(
     if json:
         document(msgspec.json.encode(found))
     else:
+        if not found.messages:
+            note(f"there are {found.total} messages, from 0 on" if found.total else "no messages yet")
         for raw in found.messages:
             _show_message(msgspec.json.decode(raw, type=Message), committed=found.committed)
     return OK

@@ -63,7 +63,7 @@ def offered(state: SessionState) -> str | None:
     run = state.recoverable
     return (
         f"{counted(run.messages)} of a run of {clock(run.started_at)}, which a crash cut off: "
-        "`loopctl recover` takes them over; a new prompt leaves them behind"
+        f"`loopctl recover --session {state.session_id}` takes them over; a new prompt leaves them behind"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import click
 import msgspec
@@ -13,7 +14,7 @@ from ..exits import OK
 from ..opening import Way, Wish, renew, tried
 from ..opening import switch as put
 from ..reach import ANSWER, daemon
-from ..terminal import document, note, out_line, table
+from ..terminal import document, is_terminal, note, out_line, table
 from ..view import title_of
 from ..whereabouts import here
 
@@ -75,4 +76,5 @@ def _row(row: RuntimeRow) -> list[str]:
     """Not the default one of its directory: a prompt there does not go to it."""
     facts = {row.kind: row.kind != "persistent", "running": row.running, "not saved": row.has_pending_save}
     marks = [mark for mark, is_so in (facts | {"beside": not row.default}).items() if is_so]
-    return [row.runtime_id, str(row.message_count), ", ".join(marks), row.cwd, row.path or row.session_id]
+    session = row.session_id if is_terminal(sys.stdout) else row.path or row.session_id  # a path is too long for one
+    return [row.runtime_id, str(row.message_count), ", ".join(marks), row.cwd, session]

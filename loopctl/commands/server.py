@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import click
@@ -52,6 +53,19 @@ def tell_unsaved(pending: list[PendingSave]) -> None:
         note(f"not saved: {one.path or one.session_id}: {one.reason} (`loopctl flush` tries again)")
 
 
+def tell_rescued(copies: list[str]) -> None:
+    for path in copies:
+        out_line(f"rescue copy: {path}")
+        note(f"`loopd rescue apply {path}` puts it back")
+    if any(path.startswith(_passing()) for path in copies):
+        note(f"what is below {_passing()} is gone after a logout: put it back before")
+
+
+def _passing() -> str:
+    """The runtime directory: it is in memory, and lives as long as its user is logged in."""
+    return os.path.join(os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}", "")
+
+
 def _duration(seconds: int) -> str:
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
@@ -68,6 +82,10 @@ def _duration(seconds: int) -> str:
 @click.pass_context
 def drain(ctx: click.Context, deadline: float | None, exits: bool, rescue: bool, cancel: bool, json: bool) -> int:
     """Let runs finish and take no new work; answers when all is quiet. Exit code 5 if something is unsaved."""
+    if rescue and not exits:
+        raise click.UsageError("--rescue goes with --exit only")
+    if cancel and (exits or deadline is not None):
+        raise click.UsageError("--cancel goes neither with --exit nor with --deadline")
     request: dict[str, Any] = {"exit": exits, "rescue": rescue, "cancel": cancel}
     if deadline is not None:
         request["deadlineMs"] = round(deadline * 1000)
@@ -78,6 +96,9 @@ def drain(ctx: click.Context, deadline: float | None, exits: bool, rescue: bool,
         document(raw)
     else:
         out_line(_told(result))
+        tell_rescued(result.rescued)
+        if result.draining and not result.exiting:
+            note("no new work is taken until `loopctl drain --cancel`")
     tell_unsaved(result.pending_saves)
     return REFUSED if result.pending_saves and not result.rescued and not cancel else OK
 
@@ -86,5 +107,4 @@ def _told(result: DrainResult) -> str:
     if not result.draining:
         return "the daemon takes work again"
     ending = ", the daemon exits" if result.exiting else ""
-    rescued = "".join(f"\nrescue copy: {path}" for path in result.rescued)
-    return f"{'quiet' if result.quiet else f'{result.runs} runs go on'}{ending}{rescued}"
+    return f"{'quiet' if result.quiet else f'still running: {result.runs}'}{ending}"

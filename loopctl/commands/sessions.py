@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -15,7 +17,7 @@ from loop_protocol.v1.types import SessionRow
 from ..exits import INTERRUPTED, OK
 from ..interrupts import Interrupts
 from ..reach import ANSWER, daemon
-from ..terminal import clock, document, note, out_line, shortened, table
+from ..terminal import clock, document, is_terminal, note, out_line, shortened, table
 from ..view import arguments_line, marks_of, title_of
 from ..whereabouts import here
 
@@ -34,7 +36,7 @@ TITLE = 40
 def sessions(
     ctx: click.Context, everywhere: bool, session_dir: str | None, limit: int | None, watch: bool, json: bool
 ) -> int:
-    """List the saved sessions of this directory. `--session` takes the path, or the id in it."""
+    """List the saved sessions of this directory. `--session` takes what is in the last column."""
     request: dict[str, Any] = {} if everywhere else {"cwd": here()}
     if session_dir is not None:
         request["sessionDir"] = os.path.abspath(session_dir)
@@ -45,23 +47,48 @@ def sessions(
             client.call_raw("server/watch", timeout=ANSWER)  # before the list: what changes meanwhile comes twice
         raw = client.call_raw("session/list", request, timeout=ANSWER)
         listing = msgspec.json.decode(raw, type=SessionListResult)
-        _print(raw, listing, json=json, watch=watch)
+        shown = Shown(everywhere, by_id=is_terminal(sys.stdout) and session_dir is None)
+        _print(raw, listing, None if json else shown, watch=watch)
         cwd = None if everywhere else os.path.realpath(here())
-        return _watch(client, Watched(cwd, listing), json=json) if watch else OK
+        return _watch(client, Watched(cwd, listing), None if json else shown) if watch else OK
 
 
-def _print(raw: bytes, listing: SessionListResult, *, json: bool, watch: bool) -> None:
-    if not json:
-        _show(listing)
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What of a session is shown. ``by_id``: a path is too long for a terminal, and an id serves as well where it can
+    be looked up."""
+
+    everywhere: bool
+    by_id: bool
+
+    @property
+    def heading(self) -> list[str]:
+        return ["UPDATED", "TITLE", "MESSAGES", "", *self._where("CWD"), "ID" if self.by_id else "PATH"]
+
+    def row(self, session: SessionRow) -> list[str]:
+        title, count = shortened(title_of(session), TITLE), str(session.message_count)
+        marks = ", ".join(_marks(session))
+        return [clock(session.updated_at), title, count, marks, *self._where(session.cwd), self.name(session)]
+
+    def name(self, session: SessionRow) -> str:
+        return session.session_id if self.by_id else session.path
+
+    def _where(self, cwd: str) -> list[str]:
+        return [cwd] if self.everywhere else []
+
+
+def _print(raw: bytes, listing: SessionListResult, shown: Shown | None, *, watch: bool) -> None:
+    if shown is not None:
+        _show(listing, shown)
     elif watch:
         out_line(msgspec.json.format(raw, indent=-1).decode())
     else:
         document(raw)
 
 
-def _show(listing: SessionListResult) -> None:
+def _show(listing: SessionListResult, shown: Shown) -> None:
     if listing.sessions:
-        table([["UPDATED", "TITLE", "MESSAGES", "", "CWD", "PATH"], *map(_row, listing.sessions)])
+        table([shown.heading, *map(shown.row, listing.sessions)])
     elif not listing.legacy:
         note("no sessions yet")
     for path in listing.legacy:
@@ -70,11 +97,6 @@ def _show(listing: SessionListResult) -> None:
         note(f"damaged: {damaged.path}: {damaged.reason}")
     if listing.unsupported:
         note(f"{listing.unsupported} of a newer format, left alone")
-
-
-def _row(session: SessionRow) -> list[str]:
-    title, count = shortened(title_of(session), TITLE), str(session.message_count)
-    return [clock(session.updated_at), title, count, ", ".join(_marks(session)), session.cwd, session.path]
 
 
 def _marks(session: SessionRow) -> list[str]:
@@ -102,7 +124,7 @@ class Watched:
         return path is None or path in self._paths
 
 
-def _watch(client: Client, watched: Watched, *, json: bool) -> int:
+def _watch(client: Client, watched: Watched, shown: Shown | None) -> int:
     with Interrupts() as interrupts:
         while not interrupts.asked:
             change = client.next_server_event(timeout=0)
@@ -112,21 +134,21 @@ def _watch(client: Client, watched: Watched, *, json: bool) -> int:
             raw = msgspec.json.encode(change)
             said = msgspec.json.decode(raw)
             if watched.concerns(said["event"]):
-                out_line(raw.decode() if json else f"{clock(said['at'])}  {_change(said['event'])}")
+                out_line(f"{clock(said['at'])}  {_change(said['event'], shown)}" if shown else raw.decode())
     return INTERRUPTED
 
 
-def _change(event: dict[str, Any]) -> str:
+def _change(event: dict[str, Any], shown: Shown) -> str:
     match event:
         case {"type": "session_listed", "session": row}:
             session = msgspec.convert(row, SessionRow)
-            facts = [title_of(session), f"{session.message_count} messages", *_marks(session), session.path]
+            facts = [title_of(session), f"{session.message_count} messages", *_marks(session), shown.name(session)]
             return ", ".join(facts)
-        case {"type": "session_removed", "path": path}:
-            return f"deleted: {path}"
+        case {"type": "session_removed", "path": path, "sessionId": id}:
+            return f"deleted: {id if shown.by_id else path}"
         case {"type": "daemon_state", "draining": draining, "runs": runs, "pendingSaves": pending}:
             unsaved = "".join(f", not saved: {one.get('path', one['sessionId'])}" for one in pending)
-            return f"the daemon {'drains' if draining else 'serves'}, {runs} runs{unsaved}"
+            return f"the daemon {'drains' if draining else 'serves'}, running: {runs}{unsaved}"
         case {"type": "events_lost"}:
             return "some changes are not shown here, since they came too fast"
         case _:  # a newer daemon

@@ -53,7 +53,7 @@ def _ending(timing: PromptTiming, state: SessionState) -> list[str]:
     """The state has the outcome of the last run only."""
     last = state.last_run
     if timing.finished_at is None:
-        return ["goes on"]
+        return ["goes on" if state.run and state.run.timing == timing else "cut off by a crash"]
     if timing.stopped:
         return ["stopped"]
     return ["failed"] if last and last.run_id == timing.id and last.outcome == "error" else []

@@ -223,7 +223,8 @@ class Checkup:
         except (msgspec.DecodeError, UnicodeDecodeError):
             is_valid = False
         if is_valid:
-            yield Finding("note", path, "has what a run had said when its daemon was killed", "`loopctl recover`")
+            advice = f"`loopctl recover --session {meta.id}`"
+            yield Finding("note", path, "has what a run had said when its daemon was killed", advice)
         else:
             yield Finding("note", path, "is of a run that was saved since, and is ignored")
 

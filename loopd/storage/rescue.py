@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os.path
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 
@@ -60,7 +61,7 @@ def _write_below(fs: FileSystem, root: str, rescue: Rescue) -> str:
         # The copy of another snapshot of that revision, left by an earlier daemon, is never written over.
         target = os.path.join(root, name if attempt == 1 else f"{name}-{attempt}")
         make_directories(fs, target, durable=True)
-        with opened(fs, target, DIRECTORY) as directory:
+        with _empty_goes(fs, target), opened(fs, target, DIRECTORY) as directory:
             there = _commit_there(fs, directory, target, rescue.meta.id)
             if there is None:
                 _write(fs, directory, rescue)
@@ -68,6 +69,17 @@ def _write_below(fs: FileSystem, root: str, rescue: Rescue) -> str:
                 sync_directory(fs, root)
                 return target
     raise AssertionError("count() never ends")
+
+
+@contextmanager
+def _empty_goes(fs: FileSystem, target: str) -> Iterator[None]:
+    """A full disk takes a directory and nothing in it. Left there, it would be listed as a damaged copy for good."""
+    try:
+        yield
+    except OSError:
+        with suppress(OSError):  # there is something in it, which may be all that is left
+            fs.rmdir(target)
+        raise
 
 
 def _commit_there(fs: FileSystem, directory: int, target: str, id: str) -> str | None:

@@ -39,6 +39,20 @@ def test_after_a_kill_the_run_is_offered_and_taken_over(world: World) -> None:  
     ]
 
 
+def test_a_new_session_after_a_kill_says_how_to_recover_the_one_before(world: World) -> None:  # S-26
+    run = world.start("prompt", "slow")
+    assert run.stdout is not None
+    assert run.stdout.read(4) == b"word"
+    world.kill(signal.SIGKILL)
+    _, lost = run.communicate()
+    new = world.loopctl("prompt", "something else")
+    (command,) = [line for line in new.stderr.splitlines() if "recover" in line]
+    assert command in lost.decode().splitlines()
+    taken = world.loopctl(*command.split("`")[1].split()[1:])
+    assert (taken.returncode, taken.stdout) == (0, "1 message taken over; `loopctl messages` shows them\n")
+    assert "a crash" not in world.loopctl("prompt", "--new", "and more").stderr
+
+
 def test_a_prompt_that_leaves_it_behind_says_so(world: World) -> None:  # S-26
     run = world.start("prompt", "slow")
     assert run.stdout is not None

@@ -12,6 +12,7 @@ import pytest
 from scripted_daemon import (
     Loopctl,
     Peer,
+    Ran,
     ScriptedDaemon,
     Then,
     assistant,
@@ -338,3 +339,50 @@ def test_the_log_shows_its_last_lines_however_long_it_is(tmp_path: Path, loopctl
     assert loopctl("daemon", "log", "-n", "2").out == "line 29998\nline 29999\n"
     assert loopctl("daemon", "log", "-n", "0").out == ""
     assert loopctl("daemon", "log", "-n", "20000").out.splitlines()[0] == "line 10000"
+
+
+def test_options_of_drain_that_would_do_nothing_are_refused(socket_path: str, loopctl: Loopctl) -> None:  # D-4
+    with ScriptedDaemon(socket_path, {"server/drain": DRAINED}) as daemon:
+        for options in (["--rescue"], ["--cancel", "--exit"], ["--cancel", "--deadline", "1"]):
+            assert loopctl("drain", *options).code == 2
+    assert daemon.asked("server/drain") == []
+
+
+def test_a_drain_that_stays_says_how_to_take_it_back(socket_path: str, loopctl: Loopctl) -> None:  # D-4
+    with ScriptedDaemon(socket_path, {"server/drain": DRAINED | {"exiting": False}}):
+        ran = loopctl("drain")
+    assert (ran.code, ran.out) == (0, "quiet\n")
+    assert "`loopctl drain --cancel`" in ran.err
+
+
+def test_a_rescue_copy_comes_with_the_way_back_and_how_long_it_lasts(
+    socket_path: str, tmp_path: Path, loopctl: Loopctl, monkeypatch: pytest.MonkeyPatch
+) -> None:  # S-25
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    lasting, passing = "/data/rescue/s1-2", str(tmp_path / "run" / "loopd" / "rescue" / "s1-2")
+    for copy in (lasting, passing):
+        with ScriptedDaemon(socket_path, {"server/drain": DRAINED | {"rescued": [copy]}}):
+            ran = loopctl("drain", "--exit", "--rescue")
+        assert ran.out == f"quiet, the daemon exits\nrescue copy: {copy}\n"
+        assert f"`loopd rescue apply {copy}`" in ran.err
+        assert ("gone after a logout" in ran.err) is (copy == passing)
+
+
+def test_no_messages_are_said_to_be_none(socket_path: str, cwd: str, loopctl: Loopctl) -> None:
+    script = {"runtime/list": {"runtimes": [row(cwd)]}, "session/messages": messages_of(0, 3)}
+    with ScriptedDaemon(socket_path, script):
+        assert loopctl("messages") == Ran(0, "", "loopctl: no messages yet\n")
+    with ScriptedDaemon(socket_path, script | {"session/messages": messages_of(2, 3)}):
+        assert loopctl("messages", "--start", "2").err == "loopctl: there are 2 messages, from 0 on\n"
+
+
+def test_an_empty_title_is_a_usage_error(loopctl: Loopctl) -> None:  # T-5
+    ran = loopctl("rename", " ")
+    assert ran.code == 2
+    assert "the title is empty" in ran.err
+
+
+def test_the_list_of_daemon_commands_has_whole_sentences(loopctl: Loopctl) -> None:
+    ran = loopctl("daemon", "--help")
+    assert ran.code == 0
+    assert "..." not in ran.out.split("Commands:")[1]

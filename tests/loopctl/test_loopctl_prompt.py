@@ -127,12 +127,19 @@ def test_a_wait_before_the_next_try_is_told_with_its_reason(socket_path: str, cw
 
 
 def test_the_practice_model_is_named_with_the_way_to_a_real_one(socket_path: str, cwd: str, loopctl: Loopctl) -> None:
-    script = answering(cwd, *conversation(), model=ModelRef("practice", "echo"))
+    script = answering(cwd, *conversation(), model=ModelRef("practice", "echo"), live_count=0)
     with ScriptedDaemon(socket_path, script):
         ran = loopctl("prompt", "hello")
     assert "practice/echo" in ran.err
     assert "OPENAI_API_KEY or ANTHROPIC_API_KEY" in ran.err
     assert "config.toml" in ran.err
+
+
+def test_in_the_middle_of_a_conversation_the_practice_model_is_not_told_again(
+    socket_path: str, cwd: str, loopctl: Loopctl
+) -> None:  # D-7
+    with ScriptedDaemon(socket_path, answering(cwd, *conversation(), model=ModelRef("practice", "echo"))):
+        assert loopctl("prompt", "hello").err == ""
 
 
 LACKING = {
@@ -235,6 +242,23 @@ def test_a_daemon_lost_in_mid_run_is_69_and_says_what_is_kept(socket_path: str, 
         ran = loopctl("prompt", "hello")
     assert ran.code == 69
     assert "is kept" in ran.err
+    assert "`loopctl recover --session s1`" in ran.err  # S-26
+
+
+def test_a_save_that_fails_is_told_once(socket_path: str, cwd: str, loopctl: Loopctl) -> None:  # S-14
+    told = {"type": "save_failed", "reason": "the disk is full"}
+    events = conversation(told, saved=False, error=failed("the disk is full", kind="save_failed"))
+    with ScriptedDaemon(socket_path, answering(cwd, *events)):
+        ran, machine = loopctl("prompt", "hello"), loopctl("prompt", "--json", "hello")
+    assert (ran.code, ran.err.count("the disk is full")) == (5, 1)
+    assert machine.err.count("the disk is full") == 1  # for the person: stdout is for a program
+
+
+def test_words_without_quotes_are_refused_with_the_remedy(socket_path: str, loopctl: Loopctl) -> None:
+    ran = loopctl("prompt", "what", "is", "this?")
+    assert ran.code == 2
+    assert "put it in quotes" in ran.err
+    assert not Path(socket_path).exists()
 
 
 def test_the_time_given_stops_the_run(socket_path: str, cwd: str, loopctl: Loopctl) -> None:

@@ -344,6 +344,26 @@ def test_sessions_shows_titles_and_marks_in_columns(socket_path: str, cwd: str, 
     assert "New session" in third
 
 
+def test_at_a_terminal_a_session_is_told_by_its_id_and_its_directory_only_where_there_are_several(
+    socket_path: str, cwd: str, loopctl: Loopctl
+) -> None:  # S-4
+    script = opening(row(cwd)) | {"session/list": listing(saved(f"{cwd}/s1/meta.json", cwd))}
+    with ScriptedDaemon(socket_path, script):
+        for arguments, has_cwd, has_path in (
+            (["sessions"], False, False),
+            (["sessions", "--all"], True, False),
+            (["sessions", "--session-dir", cwd], False, True),  # an id is not looked up there
+            (["runtimes"], True, False),
+        ):
+            with at_terminal(*arguments) as terminal:
+                assert terminal.ends() == 0
+            last = terminal.shown.splitlines()[-1]
+            assert (f"{cwd} " in last, last.endswith("/s1/meta.json")) == (has_cwd, has_path)
+            assert has_path or last.endswith("  s1")
+        assert cwd in loopctl("sessions", "--all").out.splitlines()[1].split()
+        assert loopctl("sessions").out.splitlines()[1].endswith(f"{cwd}/s1/meta.json")
+
+
 def test_state_shows_title_marks_and_what_a_crash_cut_off(socket_path: str, cwd: str, loopctl: Loopctl) -> None:
     cut = Recoverable(run_id="run0", started_at=1_700_000_000_000, messages=3)
     shown = state(cwd, title=STARTUP, unread=True, pinned_at=1_700_000_000_000, recoverable=cut)
@@ -354,7 +374,7 @@ def test_state_shows_title_marks_and_what_a_crash_cut_off(socket_path: str, cwd:
     assert facts["unread"] == "yes"
     assert "2023" in facts["pinned"]
     assert facts["cut off"].startswith("3 messages of a run of 2023")  # S-26
-    assert "loopctl recover" in facts["cut off"]
+    assert "`loopctl recover --session s1`" in facts["cut off"]  # it may not be the one that is open here
 
 
 def test_timings_tell_how_long_each_prompt_took_and_how_it_ended(
@@ -389,6 +409,16 @@ def test_timings_tell_how_long_each_prompt_took_and_how_it_ended(
     assert resumed.endswith("resumed, failed")
     assert under_way.endswith("goes on")
     assert document == {"timings": on_the_wire(timings)}
+
+
+def test_a_recovered_run_does_not_go_on_in_timings(socket_path: str, cwd: str, loopctl: Loopctl) -> None:  # S-26, P-6
+    cut = PromptTiming(user_message_index=0, message_start_index=0, message_end_index=3, started_at=1, id="run0")
+    for run in (None, running("run1")):
+        shown = state(cwd, timings=[cut], run=run)
+        with ScriptedDaemon(socket_path, opening(row(cwd)) | {"session/state": shown}):
+            lines = loopctl("timings").out.splitlines()
+        assert lines[1].endswith("cut off by a crash")
+        assert [line.endswith("goes on") for line in lines[2:]] == [True] * (run is not None)
 
 
 def test_a_session_without_timings_says_so(socket_path: str, cwd: str, loopctl: Loopctl) -> None:  # P-6
@@ -431,7 +461,7 @@ def test_watch_tells_every_change_of_this_directorys_list(socket_path: str, cwd:
     assert [line.split("  ", 1)[1] for line in ran.out.splitlines()[2:]] == [
         "New session, 2 messages, open, unread, /a/s2/meta.json",
         "deleted: /a/s1/meta.json",
-        "the daemon drains, 1 runs, not saved: s9",
+        "the daemon drains, running: 1, not saved: s9",
     ]
     assert len(everywhere.out.splitlines()) == 2 + len(changes)
     assert first["sessions"][0]["path"] == "/a/s1/meta.json"

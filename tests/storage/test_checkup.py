@@ -178,6 +178,13 @@ def test_what_is_left_over_or_of_another_version_is_a_note(
     assert path.startswith(str(tmp_path / "data"))
 
 
+def test_what_can_be_recovered_comes_with_the_command_for_that_very_session(session: Path, tmp_path: Path) -> None:
+    """S-26: without its id the command means the session that is open where it is given."""
+    _journal(session, _published(session))
+    _, found = _checked(tmp_path)
+    assert [finding.advice for finding in found] == [f"`loopctl recover --session {session.name}`"]
+
+
 def test_a_workspace_that_is_gone_is_a_note(tmp_path: Path) -> None:  # K-12
     (tmp_path / "ws").mkdir()
     _session(tmp_path, cwd=str(tmp_path / "ws")).close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -519,6 +521,28 @@ def test_the_rescue_copy_of_another_snapshot_is_never_written_over(store: FileSt
     second = Path(store.rescue([str(tmp_path)], other.turn("other")))
     assert (first.name, second.name) == (f"{ID}-1", f"{ID}-1-2")
     assert (first / "history.jsonl").read_bytes() == b"".join(talk.history.lines)
+
+
+class FullBelow(Steps):
+    """Takes directories, and no byte, as a full disk does."""
+
+    def write(self, fd: int, data: bytes | memoryview, offset: int) -> int:
+        if "/full/" in os.readlink(f"/proc/self/fd/{fd}"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return Steps.write(self, fd, data, offset)
+
+
+def test_a_full_disk_keeps_no_empty_rescue_copy(tmp_path: Path) -> None:  # S-25
+    with closing(create_in(FullBelow(), tmp_path)) as store:
+        snapshot = Conversation().turn()
+        copy = Path(store.rescue([str(tmp_path / "full"), str(tmp_path / "rescue")], snapshot))
+        assert copy.parent == tmp_path / "rescue"
+        assert list((tmp_path / "full").iterdir()) == []
+        begun = tmp_path / "full" / copy.name  # by an earlier try, which got further: that is not ours to remove
+        begun.mkdir()
+        (begun / "history.jsonl").write_bytes(b"all that is left")
+        store.rescue([str(tmp_path / "full"), str(tmp_path / "rescue")], snapshot)
+        assert (begun / "history.jsonl").read_bytes() == b"all that is left"
 
 
 def test_a_rescue_that_no_place_takes_says_why(store: FileStore, tmp_path: Path) -> None:
