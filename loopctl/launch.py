@@ -43,6 +43,14 @@ def start(socket: str) -> tuple[Client, bool]:
         return _await(socket, process, deadline, log=log, before=before), True
 
 
+def check_settings() -> None:
+    """Raises :class:`Failure` where no daemon would start with the settings of now."""
+    check = [sys.executable, "-P", "-m", "loopd", "--check"]
+    done = subprocess.run(check, cwd="/", env=_environment(), stdin=subprocess.DEVNULL, capture_output=True)
+    if done.returncode:
+        raise Failure(done.stderr.decode("utf-8", "replace").strip().removeprefix("loopd: "), UNREACHABLE)
+
+
 @contextmanager
 def _turn(directory: str, deadline: float) -> Iterator[None]:
     """One starter at a time: ten starting daemons would fight for the machine only for nine to go again.

@@ -46,6 +46,7 @@ log = logging.getLogger("loopd")
 @commands.config
 @click.option("--log-file", metavar="FILE", help="Log here instead of to stderr.")
 @commands.rescue_dir
+@click.option("--check", is_flag=True, help="Read the settings, say what is wrong with them, and end.")
 @click.option("--on-demand", is_flag=True, hidden=True, help="Somebody starts it again when it is needed.")
 @click.pass_context
 def main(
@@ -55,6 +56,7 @@ def main(
     config: str | None,
     log_file: str | None,
     rescue_dir: str | None,
+    check: bool,
     on_demand: bool,
 ) -> None:
     """The session daemon: serves in the foreground until it gets a TERM or is drained, unless a command is named."""
@@ -66,6 +68,8 @@ def main(
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
         settings = load(config)
+        if check:
+            return
         _log_to(log_file, settings.daemon.log_level)
         sockets = systemd.listen_fds()
         listener = inherited(sockets[0]) if sockets else listen(_absolute(socket or paths.socket_path(os.environ)))

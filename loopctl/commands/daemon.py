@@ -58,6 +58,8 @@ def _start(socket: str) -> int:
 @click.pass_context
 def restart(ctx: click.Context) -> int:
     """Stop the daemon, if one runs, and start it with this environment and the settings of now."""
+    from ..launch import check_settings
+
     socket = socket_of(ctx)
     with translated():
         try:
@@ -67,6 +69,7 @@ def restart(ctx: click.Context) -> int:
                 raise
         else:
             with client:
+                check_settings()  # while there still is one
                 code = _stop(client, rescue=False)
             if code != OK:
                 return code

@@ -61,6 +61,18 @@ def test_restart_takes_the_environment_of_now_and_a_new_session_says_so(world: W
     assert "a new session" not in world.loopctl("prompt", "three").stderr
 
 
+def test_a_restart_with_settings_that_are_wrong_leaves_the_daemon_at_work(world: World, tmp_path: Path) -> None:
+    world.loopctl("prompt", "one")
+    before = world.pid()
+    wrong = tmp_path / "config.toml"
+    wrong.write_text("[daemon]\nidle_exit = 3\n")
+    ran = world.loopctl("daemon", "restart", LOOPD_CONFIG=str(wrong))
+    assert ran.returncode == 69
+    assert "idle_exit" in ran.stderr
+    assert str(wrong) in ran.stderr
+    assert world.pid() == before
+
+
 def test_continue_without_a_session_says_that_it_is_a_new_one(world: World) -> None:  # S-2
     ran = world.loopctl("prompt", "--continue", "one")
     assert ran.returncode == 0
