@@ -17,6 +17,7 @@ from .agent import ToolEnvironment
 from .agent.tools.environment import tool_environment
 from .core.history import History
 from .core.inputs import Invalid
+from .core.timings import following
 from .event_log import EventLog, SessionLog
 from .services import Services
 from .session import Place, Session, restored
@@ -91,7 +92,7 @@ class Opening:
             model=self.model,
             permission=self.permission,
             now_ms=now,
-            updated_at=max(now, services.catalog.highest(self.cwd, self.session_dir) + 1),
+            updated_at=following(now, services.catalog.highest(self.cwd, self.session_dir)),
             session_dir=self.session_dir,
             durable=services.durable,
         )
