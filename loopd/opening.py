@@ -158,6 +158,7 @@ def environment_for(
 
 async def wanted_places(params: RuntimeOpenParams) -> Wanted:
     """The same workspace and session however they are spelled (K-11). Raises :class:`CwdMissing` and ``Invalid``."""
+    _check_session(params)
 
     def resolve() -> Wanted:
         if not os.path.isdir(params.cwd):
@@ -169,6 +170,14 @@ async def wanted_places(params: RuntimeOpenParams) -> Wanted:
         return Wanted(cwd, directory, os.path.realpath(own) if own else None)
 
     return await trio.to_thread.run_sync(resolve, abandon_on_cancel=True)
+
+
+def _check_session(params: RuntimeOpenParams) -> None:
+    asked = params.session
+    if (asked.kind == "open") != (asked.path is not None):
+        raise Invalid("a path goes with kind open, and only with it", "session.path")
+    if asked.session_dir is not None and asked.kind in ("open", "memory"):
+        raise Invalid("sessionDir goes with kind new, draft or continue", "session.sessionDir")
 
 
 async def directory_of(path: str) -> str | None:
