@@ -26,6 +26,7 @@ from .storage.document import META, first_metadata
 from .storage.draft import draft
 from .storage.memory import MemoryStore
 from .storage.places import place_of
+from .threads import in_thread
 
 # The threads here are abandoned on cancellation, which comes only when the daemon ends and a disk does not answer.
 
@@ -69,17 +70,17 @@ class Opening:
             )
             return await self._serve(store, History(), "memory", None)
         make = files.create if kind == "persistent" else draft
-        store, place = await trio.to_thread.run_sync(self._made, make, abandon_on_cancel=True)
+        store, place = await in_thread(("make", self.events.runtime_id), partial(self._made, make))
         self.services.catalog.note(self.cwd, store.meta.updated_at)
         return await self._serve(store, History(), kind, place)
 
     async def most_recent(self) -> str | None:
-        newest = self.services.catalog.most_recent
-        return await trio.to_thread.run_sync(newest, self.cwd, self.session_dir, abandon_on_cancel=True)
+        newest = partial(self.services.catalog.most_recent, self.cwd, self.session_dir)
+        return await in_thread(("newest", self.cwd, self.session_dir), newest)
 
     async def load(self, path: str) -> Session:
         """Raises what opening a file raises, and :class:`CwdMissing`. One of an earlier version migrates (S-18)."""
-        store, history, place = await trio.to_thread.run_sync(self._open, path, abandon_on_cancel=True)
+        store, history, place = await in_thread(("open", path), partial(self._open, path))
         return await self._serve(store, history, "persistent", place)
 
     def _made(self, make: Callable[..., Store]) -> tuple[Store, Place]:
@@ -169,7 +170,7 @@ async def wanted_places(params: RuntimeOpenParams) -> Wanted:
         directory = _directory(params.session.path) if params.session.path else None
         return Wanted(cwd, directory, os.path.realpath(own) if own else None)
 
-    return await trio.to_thread.run_sync(resolve, abandon_on_cancel=True)
+    return await in_thread(("places", params.cwd, params.session.path, params.session.session_dir), resolve)
 
 
 def _check_session(params: RuntimeOpenParams) -> None:
@@ -182,7 +183,7 @@ def _check_session(params: RuntimeOpenParams) -> None:
 
 async def directory_of(path: str) -> str | None:
     """The directory of the session whose ``meta.json`` or ``<id>.jsonl`` that is, None where it is no such path."""
-    return await trio.to_thread.run_sync(_directory, path, abandon_on_cancel=True)
+    return await in_thread(("directory", path), partial(_directory, path))
 
 
 def _directory(path: str) -> str | None:

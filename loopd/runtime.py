@@ -115,9 +115,10 @@ class Runtimes:
         if self.services.draining:
             raise Declined("draining", "the daemon is draining and takes no new work")
         wanted = await wanted_places(params)
+        if params.runtime_id == "new":  # nobody looks for it, so nobody has to wait for it
+            return await self._create(params, wanted), True
         async with self._turn(("workspace", wanted.cwd)):
-            find = partial(self.default_of, wanted.cwd)
-            default = None if params.runtime_id == "new" else await self._lasting(find)
+            default = await self._lasting(partial(self.default_of, wanted.cwd))
             if default is not None:
                 return self._join(default, params, wanted), False
             return await self._create(params, wanted), True

@@ -19,6 +19,7 @@ from .storage import Metadata, SessionMissing, files, legacy, unopened
 from .storage.document import META
 from .storage.journal import recoverable_at
 from .storage.places import id_of
+from .threads import in_thread
 from .watch import row
 
 T = TypeVar("T")
@@ -100,7 +101,7 @@ class SavedSession:
                     legacy.refuse_unmoved(self._services.fs, self.path)
                 raise
 
-        return await trio.to_thread.run_sync(perform, abandon_on_cancel=True)
+        return await in_thread(("change", self.path), perform)
 
     def _present(self) -> str:
         """Where a session of an earlier version is once it was opened."""
