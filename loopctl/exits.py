@@ -34,7 +34,7 @@ _BY_KIND = {
 # What a person can do about a refusal that they can do something about.
 _REMEDY = {
     "pending_save": "`loopctl flush` does that.",
-    "save_failed": "It is kept in the daemon's memory; `loopctl flush` tries again.",
+    "save_failed": "What is unsaved now, if anything, the daemon keeps: see `loopctl status`, `loopctl flush`.",
     "session_busy": "`loopctl attach` watches it, `loopctl stop` ends it.",
     "draining": "If it does not end, `loopctl drain --cancel` lets it take work again.",
     "session_not_found": "`loopctl sessions` lists what is saved, `loopctl runtimes` what is open.",

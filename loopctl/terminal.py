@@ -108,8 +108,11 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def clock(milliseconds: int) -> str:
-    """A wire time as the local one."""
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(milliseconds / 1000))
+    """A wire time as the local one; a number that is none, as old files may have it, as it is."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(milliseconds / 1000))
+    except (OverflowError, ValueError, OSError):
+        return str(milliseconds)
 
 
 def _write(stream: TextIO | None, text: str) -> None:

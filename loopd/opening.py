@@ -17,6 +17,7 @@ from .agent import ToolEnvironment
 from .agent.tools.environment import tool_environment
 from .core.history import History
 from .core.inputs import Invalid
+from .core.timings import following
 from .event_log import EventLog, SessionLog
 from .services import Services
 from .session import Place, Session, restored
@@ -25,6 +26,7 @@ from .storage.document import META, first_metadata
 from .storage.draft import draft
 from .storage.memory import MemoryStore
 from .storage.places import place_of
+from .threads import in_thread
 
 # The threads here are abandoned on cancellation, which comes only when the daemon ends and a disk does not answer.
 
@@ -68,17 +70,17 @@ class Opening:
             )
             return await self._serve(store, History(), "memory", None)
         make = files.create if kind == "persistent" else draft
-        store, place = await trio.to_thread.run_sync(self._made, make, abandon_on_cancel=True)
+        store, place = await in_thread(("make", self.events.runtime_id), partial(self._made, make))
         self.services.catalog.note(self.cwd, store.meta.updated_at)
         return await self._serve(store, History(), kind, place)
 
     async def most_recent(self) -> str | None:
-        newest = self.services.catalog.most_recent
-        return await trio.to_thread.run_sync(newest, self.cwd, self.session_dir, abandon_on_cancel=True)
+        newest = partial(self.services.catalog.most_recent, self.cwd, self.session_dir)
+        return await in_thread(("newest", self.cwd, self.session_dir), newest)
 
     async def load(self, path: str) -> Session:
         """Raises what opening a file raises, and :class:`CwdMissing`. One of an earlier version migrates (S-18)."""
-        store, history, place = await trio.to_thread.run_sync(self._open, path, abandon_on_cancel=True)
+        store, history, place = await in_thread(("open", path), partial(self._open, path))
         return await self._serve(store, history, "persistent", place)
 
     def _made(self, make: Callable[..., Store]) -> tuple[Store, Place]:
@@ -91,7 +93,7 @@ class Opening:
             model=self.model,
             permission=self.permission,
             now_ms=now,
-            updated_at=max(now, services.catalog.highest(self.cwd, self.session_dir) + 1),
+            updated_at=following(now, services.catalog.highest(self.cwd, self.session_dir)),
             session_dir=self.session_dir,
             durable=services.durable,
         )
@@ -157,6 +159,7 @@ def environment_for(
 
 async def wanted_places(params: RuntimeOpenParams) -> Wanted:
     """The same workspace and session however they are spelled (K-11). Raises :class:`CwdMissing` and ``Invalid``."""
+    _check_session(params)
 
     def resolve() -> Wanted:
         if not os.path.isdir(params.cwd):
@@ -167,12 +170,20 @@ async def wanted_places(params: RuntimeOpenParams) -> Wanted:
         directory = _directory(params.session.path) if params.session.path else None
         return Wanted(cwd, directory, os.path.realpath(own) if own else None)
 
-    return await trio.to_thread.run_sync(resolve, abandon_on_cancel=True)
+    return await in_thread(("places", params.cwd, params.session.path, params.session.session_dir), resolve)
+
+
+def _check_session(params: RuntimeOpenParams) -> None:
+    asked = params.session
+    if (asked.kind == "open") != (asked.path is not None):
+        raise Invalid("a path goes with kind open, and only with it", "session.path")
+    if asked.session_dir is not None and asked.kind in ("open", "memory"):
+        raise Invalid("sessionDir goes with kind new, draft or continue", "session.sessionDir")
 
 
 async def directory_of(path: str) -> str | None:
     """The directory of the session whose ``meta.json`` or ``<id>.jsonl`` that is, None where it is no such path."""
-    return await trio.to_thread.run_sync(_directory, path, abandon_on_cancel=True)
+    return await in_thread(("directory", path), partial(_directory, path))
 
 
 def _directory(path: str) -> str | None:

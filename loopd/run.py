@@ -43,6 +43,7 @@ from .core.runs import RunState
 from .core.state import SessionCore
 from .saving import Saving
 from .services import Services
+from .threads import in_thread
 
 log = logging.getLogger("loopd.run")
 
@@ -114,7 +115,7 @@ async def generate(
                 model=model,
                 tools=services.tools,
                 input=conversed,
-                system=await trio.to_thread.run_sync(prompt, abandon_on_cancel=True),
+                system=await in_thread(("prompt", core.id), prompt),
                 cwd=core.cwd,
                 env=env,
                 permission=core.permission,

@@ -17,12 +17,11 @@ from loop_protocol.v1.methods import CallerParams, NewSessionParams, RuntimeOpen
 from loop_protocol.v1.types import SessionKind
 
 from .core.guards import Operation
-from .core.inputs import Invalid
 from .event_log import EventLog
 from .job import Job
 from .opening import Opening, Wanted, directory_of, environment_for, wanted_places
 from .run import Run
-from .seat import Declined, Runtime, conflict, locked
+from .seat import Declined, Runtime, conflict, copied, locked
 from .services import Services
 from .session import Session, nobody
 from .storage import StorageError
@@ -56,11 +55,13 @@ class Runtimes:
 
     def session(self, session_id: str) -> Session:
         """The one that a client asks for."""
-        for runtime in self.by_id.values():
-            if runtime.session.core.id == session_id:
-                runtime.touch()
-                return runtime.session
+        if runtime := self._with(session_id):
+            runtime.touch()
+            return runtime.session
         raise Declined("session_not_found", f"no open session {session_id}; runtime/open opens one")
+
+    def _with(self, session_id: str) -> Runtime | None:
+        return next((runtime for runtime in self.by_id.values() if runtime.session.core.id == session_id), None)
 
     def at(self, directory: str | None) -> Runtime | None:
         """The runtime whose current session is in that directory, as ``opening.directory_of`` resolved it."""
@@ -113,11 +114,11 @@ class Runtimes:
         that start at once one creates the session and nine find it."""
         if self.services.draining:
             raise Declined("draining", "the daemon is draining and takes no new work")
-        _check_session(params)
         wanted = await wanted_places(params)
+        if params.runtime_id == "new":  # nobody looks for it, so nobody has to wait for it
+            return await self._create(params, wanted), True
         async with self._turn(("workspace", wanted.cwd)):
-            find = partial(self.default_of, wanted.cwd)
-            default = None if params.runtime_id == "new" else await self._lasting(find)
+            default = await self._lasting(partial(self.default_of, wanted.cwd))
             if default is not None:
                 return self._join(default, params, wanted), False
             return await self._create(params, wanted), True
@@ -138,8 +139,13 @@ class Runtimes:
         """Nobody opens the session at that path meanwhile; answers the runtime that has it open already."""
         directory = await directory_of(path)
         async with self._turn(("session", directory or path)):
-            await self._left(directory)
+            await self._let_go(directory)
             yield await self._lasting(partial(self.at, directory))
+
+    async def _let_go(self, directory: str | None) -> None:
+        """A seat forgets a session before that has let go of its files."""
+        if directory in self._leaving:
+            await self._leaving[directory].wait()
 
     async def _lasting(self, find: Callable[[], Runtime | None]) -> Runtime | None:
         """What is found; a runtime that is being disposed is none, unless its last save fails and it stays."""
@@ -194,13 +200,12 @@ class Runtimes:
         """In that directory's turn: inside the daemon a session is open in at most one runtime (S-22)."""
         if elsewhere := self.at(directory):
             raise locked(path, elsewhere)
-        await self._left(directory)
-        return await opening.load(path)
-
-    async def _left(self, directory: str | None) -> None:
-        """Until a session that was replaced has let go of its files in that directory."""
-        if directory in self._leaving:
-            await self._leaving[directory].wait()
+        await self._let_go(directory)
+        session = await opening.load(path)
+        if twin := self._with(session.core.id):  # somebody copied its directory
+            await _closed_again(session)
+            raise copied(path, twin)
+        return session
 
     async def _seat(self, session: Session, *, default: bool, mode: SessionKind) -> Runtime:
         if default:
@@ -213,8 +218,7 @@ class Runtimes:
     async def _require_only_default(self, session: Session) -> None:
         """A workspace has one default runtime; a session that would make a second one is closed again."""
         if other := self.default_of(session.core.cwd):
-            session.end(None)
-            await session.ended.wait()
+            await _closed_again(session)
             raise conflict(other, f"{session.core.cwd} has another session open")
 
     def _opening_for(self, events: EventLog, **facts: Any) -> Opening:
@@ -273,11 +277,13 @@ class Runtimes:
         runtime.events.end_unfollowing()
         old.on_fault = nobody
         old.end(None)
-        # Whoever opens it again has to wait until it has let go of its files.
-        self._leaving = {place: gone for place, gone in self._leaving.items() if not gone.is_set()}
-        if old.place is not None:
-            self._leaving[old.place.directory] = old.ended
+        self._leave(old)
         return new
+
+    def _leave(self, session: Session) -> None:
+        self._leaving = {place: gone for place, gone in self._leaving.items() if not gone.is_set()}
+        if session.place is not None:
+            self._leaving[session.place.directory] = session.ended
 
     def dispose(self, runtime: Runtime, reason: str = "disposed") -> Job[None]:
         """R-6. Raises ``Refused`` at once; from here on nothing else takes the session. A second disposal is the first
@@ -300,14 +306,12 @@ class Runtimes:
     def _forget(self, runtime: Runtime, _: Session | None = None) -> None:
         """The references are cut: a closed session with a large history must not wait for the garbage collector."""
         self.by_id.pop(runtime.id, None)
+        self._leave(runtime.session)
         runtime.session.on_fault = nobody
         runtime.events.close()
         self.services.watch.state_changed()
 
 
-def _check_session(params: RuntimeOpenParams) -> None:
-    asked = params.session
-    if (asked.kind == "open") != (asked.path is not None):
-        raise Invalid("a path goes with kind open, and only with it", "session.path")
-    if asked.session_dir is not None and asked.kind in ("open", "memory"):
-        raise Invalid("sessionDir goes with kind new, draft or continue", "session.sessionDir")
+async def _closed_again(session: Session) -> None:
+    session.end(None)
+    await session.ended.wait()

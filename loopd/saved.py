@@ -15,10 +15,11 @@ from .core.marks import is_seen, pin_of
 from .core.state import SessionCore
 from .services import Services
 from .session import restored
-from .storage import Metadata, SessionMissing, SessionUnsupported, files, legacy, unopened
+from .storage import Metadata, SessionMissing, files, legacy, unopened
 from .storage.document import META
 from .storage.journal import recoverable_at
 from .storage.places import id_of
+from .threads import in_thread
 from .watch import row
 
 T = TypeVar("T")
@@ -92,12 +93,15 @@ class SavedSession:
         return meta
 
     async def _perform(self, call: Callable[[], T]) -> T:
-        try:
-            return await trio.to_thread.run_sync(call, abandon_on_cancel=True)
-        except SessionMissing:
-            if self.path.endswith(legacy.SUFFIX):
-                raise SessionUnsupported(f"{self.path} is of an earlier version; opening it moves it first") from None
-            raise
+        def perform() -> T:
+            try:
+                return call()
+            except SessionMissing:
+                if self.path.endswith(legacy.SUFFIX):
+                    legacy.refuse_unmoved(self._services.fs, self.path)
+                raise
+
+        return await in_thread(("change", self.path), perform)
 
     def _present(self) -> str:
         """Where a session of an earlier version is once it was opened."""

@@ -18,6 +18,7 @@ from .core.guards import Operation
 from .core.marks import is_seen, pin_of
 from .core.runs import RunState
 from .core.state import SessionCore
+from .core.timings import following
 from .services import Services
 from .storage import CutOff, Metadata, Snapshot, StorageError, Store
 from .watch import row
@@ -220,7 +221,7 @@ class Saving:
     def _next_update(self) -> int:
         """Clock steps change the order neither within a session nor between sessions (S-9)."""
         highest = self._services.catalog.highest_known(self._core.cwd)
-        return max(self._services.clock.now_ms(), self._core.updated_at + 1, highest + 1)
+        return following(self._services.clock.now_ms(), self._core.updated_at, highest)
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:

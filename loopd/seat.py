@@ -70,3 +70,9 @@ def conflict(stands: Runtime, reason: str) -> Declined:
 
 def locked(path: str, runtime: Runtime) -> Declined:
     return Declined("session_locked", f"{path} is open in another runtime; join it", runtimeId=runtime.id)
+
+
+def copied(path: str, runtime: Runtime) -> Declined:
+    """An id names one open session. The runtime is not named: who joined it would go on in another file."""
+    other = runtime.session.core.path
+    return Declined("session_locked", f"{path} is a copy of {other}, which is open; close that one first", path=path)

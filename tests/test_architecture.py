@@ -31,7 +31,7 @@ ORDER = (
     {"agent", "storage"},
     {"config", "systemd"},
     {"tomlfile"},
-    {"core"},
+    {"core", "threads"},
     {"loop_protocol"},
 )
 RANK = {name: rank for rank, row in enumerate(ORDER) for name in row}

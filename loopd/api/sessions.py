@@ -7,7 +7,6 @@ from functools import partial
 from typing import TypeVar
 
 import msgspec
-import trio
 from msgspec import Raw
 
 from loop_protocol.v1 import methods as m
@@ -25,6 +24,7 @@ from ..saved import SavedSession
 from ..seat import locked
 from ..session import Session
 from ..storage.catalog import Listing
+from ..threads import in_thread
 from ..watch import row
 from .call import PAGE, Call
 
@@ -39,7 +39,7 @@ def session_list(call: Call, params: m.SessionListParams) -> Callable[[], Awaita
         return _encoded(catalog.list(params.cwd, params.session_dir, params.limit), live)
 
     async def listed() -> Raw:
-        return await trio.to_thread.run_sync(listing, abandon_on_cancel=True)
+        return await in_thread(("list", params.cwd, params.session_dir), listing)
 
     return listed
 

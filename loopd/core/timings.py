@@ -9,6 +9,9 @@ from msgspec.structs import replace
 
 from loop_protocol.v1.types import PromptTiming
 
+# The largest number that every client's JSON holds; what is stored beyond it is no time.
+LATEST_MS = 2**53 - 1
+
 
 class Clock:
     """Milliseconds. ``boot_ms`` counts suspend and ignores clock steps; tests pass a clock of their own."""
@@ -18,6 +21,11 @@ class Clock:
 
     def boot_ms(self) -> int:
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+
+
+def following(now_ms: int, *earlier: int) -> int:
+    """A time after each of those, whatever the clock says, as long as there is one."""
+    return min(max(now_ms, *(time + 1 for time in earlier)), LATEST_MS)
 
 
 @dataclass(slots=True, frozen=True)

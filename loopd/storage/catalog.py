@@ -21,7 +21,7 @@ from .fs import DIRECTORY, READ, FileSystem, Touched, canonical, explain, failin
 from .legacy import SUFFIX
 from .places import place_of, workspace_key
 from .reading import HISTORY, read_metadata
-from .version2 import VERSION, lines_of
+from .version2 import VERSION, lines_of, text
 
 
 class Row(Struct, frozen=True, gc=False):
@@ -296,8 +296,8 @@ class _Look:
         with opened(self.fs, name, READ, dir_fd=self.fd) as fd:
             _, head = next(lines_of(self.fs, fd, self.fs.fstat(fd).st_size), (0, b""))
         try:
-            header = _header.decode(head)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            header = _header.decode(text(head))
+        except (msgspec.DecodeError, ValueError, RecursionError):
             return Unsupported()
         cwd = header.cwd
         if cwd is not None and cwd.startswith("/") and "\0" not in cwd:

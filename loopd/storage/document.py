@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Raw, Struct, structs
 
 from loop_protocol.v1.types import ModelRef, Permission
+from loopd.core.timings import LATEST_MS
 
 from . import FORMAT, VERSION, Committed, Metadata, SessionMalformed, SessionUnsupported, Snapshot
 
@@ -65,11 +66,12 @@ class _Nonsense(ValueError):
 
 
 def _require_sense(meta: Metadata, id: str) -> None:
-    committed = meta.committed
+    committed, times = meta.committed, (meta.created_at, meta.updated_at, meta.pinned_at or 0)
     sense = {
         f"id is {meta.id!r}, the directory's name {id!r}": meta.id == id,
         "cwd is no absolute path": meta.cwd.startswith("/") and "\0" not in meta.cwd,
-        "a time is negative": min(meta.created_at, meta.updated_at, meta.pinned_at or 0) >= 0,
+        "a time is negative": min(times) >= 0,
+        f"a time is beyond {LATEST_MS} ms": max(times) <= LATEST_MS,
         "committed.commitId is empty": committed.commit_id != "",
         "a number of committed is negative": min(committed.revision, committed.bytes, committed.user_messages) >= 0,
         "committed.crc32 is no checksum": 0 <= committed.crc32 < 1 << 32,

@@ -60,18 +60,18 @@ def create(
     meta = first_metadata(
         id=meta_id, cwd=workspace, model=model, permission=permission, created_at=now_ms, updated_at=updated_at
     )
-    return begin(fs, session_dir or data_dir, path, meta, durable=durable)
+    return begin(fs, session_dir or data_dir, path, meta, durable=durable, then="try again")
 
 
-def begin(fs: FileSystem, root: str, path: str, meta: Metadata, *, durable: bool) -> FileStore:
-    """Put a session without messages on disk, below ``root``, and hold it."""
+def begin(fs: FileSystem, root: str, path: str, meta: Metadata, *, durable: bool, then: str = "flush") -> FileStore:
+    """Put a session without messages on disk, below ``root``, and hold it. ``then``: what one does after a failure."""
     with leaving_nothing(fs, path):
-        with failing("create", os.path.dirname(path)):
+        with failing("create", os.path.dirname(path), then=then):
             make_place(fs, root, os.path.dirname(path), durable=durable)
             directory = lock(fs, path)
         store = FileStore(fs, path, directory, meta, {}, 0, durable=durable)
         with _closing_on_error(store):
-            store.begin()
+            store.begin(then=then)
     return store
 
 
@@ -149,17 +149,17 @@ class FileStore:
     def meta(self) -> Metadata:
         return self._meta
 
-    def begin(self) -> None:
+    def begin(self, *, then: str) -> None:
         """Put a new session on disk. Its first metadata may stand there already, from an attempt that failed."""
         directory = self._held()
         with suppress(SessionMissing):
             there, _ = read_metadata(self._fs, directory, path=self._path, id=self._meta.id)
             if there.committed != self._meta.committed:
                 raise StorageError(f"there is a session at {self._path} already")
-        with failing("create", self._history), opened(self._fs, HISTORY, CREATE, dir_fd=directory) as fd:
+        with failing("create", self._history, then=then), opened(self._fs, HISTORY, CREATE, dir_fd=directory) as fd:
             self._fs.chmod(fd, 0o600)
             self._sync(fd)
-        self._publish(directory, self._meta)
+        self._publish(directory, self._meta, then=then)
 
     def update(self, changes: dict[str, Any], *, rewrite: bool = False) -> Metadata:
         with self._writing(heal=rewrite) as (directory, was_unsure):
@@ -291,9 +291,9 @@ class FileStore:
             self._history_left = replace_file(self._fs, HISTORY, new, dir_fd=directory, durable=self._durable)
             self._sync_directory(directory)
 
-    def _publish(self, directory: int, meta: Metadata) -> None:
+    def _publish(self, directory: int, meta: Metadata, *, then: str = "flush") -> None:
         document = rewritten(self._document, meta)
-        with failing("publish", self._path):
+        with failing("publish", self._path, then=then):
             left = replace_file(self._fs, META, [encode(document)], dir_fd=directory, durable=self._durable)
             self._sync_directory(directory)
         self._meta, self._document, self._meta_left = meta, document, left

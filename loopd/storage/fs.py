@@ -107,6 +107,11 @@ def printable(path: str) -> str:
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
+def is_absence(error: BaseException | None) -> bool:
+    """Whether it says that nothing is there: a name longer than any name is nobody's."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
+
+
 Touched = tuple[int, int, int]
 
 

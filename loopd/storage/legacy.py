@@ -6,6 +6,7 @@ after that the file goes. What such a file says is told by ``version2``.
 
 from __future__ import annotations
 
+import errno
 import os.path
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -14,10 +15,22 @@ from dataclasses import dataclass
 from loop_protocol.v1.types import ModelRef, Permission
 from loopd.core.history import History
 
-from . import Metadata, SessionLocked, SessionMissing, StorageError
+from . import Metadata, SessionLocked, SessionMalformed, SessionMissing, SessionUnsupported, StorageError
 from .document import META, encode
 from .files import read_session
-from .fs import DIRECTORY, READ, FileSystem, Touched, blocks, failing, opened, replace_file, sync_directory, touched
+from .fs import (
+    DIRECTORY,
+    READ,
+    FileSystem,
+    Touched,
+    blocks,
+    failing,
+    is_absence,
+    opened,
+    replace_file,
+    sync_directory,
+    touched,
+)
 from .reading import HISTORY
 from .version2 import Converted, converted
 
@@ -62,6 +75,13 @@ def migrate(
         return old.new_path
 
 
+def refuse_unmoved(fs: FileSystem, path: str) -> None:
+    """What is done by path is done to the present form. Raises SessionUnsupported where there only is a file."""
+    with suppress(OSError):
+        fs.stat(path)
+        raise SessionUnsupported(f"{path} is of an earlier version; opening it moves it first")
+
+
 @contextmanager
 def _at(fs: FileSystem, path: str) -> Iterator[_OldFile]:
     name = os.path.basename(path)
@@ -70,7 +90,9 @@ def _at(fs: FileSystem, path: str) -> Iterator[_OldFile]:
         raise SessionMissing(f"{path} is not the absolute path of a session's <id>{SUFFIX}")
     try:
         place = fs.open(os.path.join(os.path.dirname(path), "."), DIRECTORY)
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError as error:
+        if not is_absence(error):
+            raise
         raise SessionMissing(f"there is no session at {path}") from None
     try:
         yield _OldFile(fs, path, name, id, place)
@@ -98,7 +120,11 @@ class _OldFile:
         and what was opened before reads the same even if it goes meanwhile."""
         try:
             fd = self.fs.open(self.name, READ, dir_fd=self.place)
-        except FileNotFoundError:
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise SessionMalformed(self.path, "is a symbolic link") from None
+            if not is_absence(error):
+                raise
             if not self._is_moved():
                 raise SessionMissing(f"there is no session at {self.path}") from None
             yield None
@@ -119,7 +145,9 @@ class _OldFile:
     def _is_moved(self) -> bool:
         try:
             self.fs.stat(f"{self.id}/{META}", dir_fd=self.place)
-        except (FileNotFoundError, NotADirectoryError):
+        except OSError as error:
+            if not is_absence(error):
+                raise
             return False
         return True
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from . import SessionLocked, SessionMissing, StorageError
 from .document import META
-from .fs import DIRECTORY, FileSystem, canonical, make_directories, opened, printable, sync_directory
+from .fs import DIRECTORY, FileSystem, canonical, is_absence, make_directories, opened, printable, sync_directory
 from .reading import HISTORY
 
 _DELETED = ".loopd-deleted"
@@ -86,12 +86,12 @@ def utf8(path: str) -> str:
 @contextmanager
 def found(path: str) -> Iterator[None]:
     """An exact path, never a fuzzy one (S-2); what is not there, or is no directory, is no session."""
-    if not os.path.isabs(path) or os.path.basename(path) != META or not id_of(path):
+    if not os.path.isabs(path) or os.path.basename(path) != META or id_of(path) in ("", ".", ".."):
         raise SessionMissing(f"{path} is not the absolute path of a session's {META}")
     try:
         yield
     except StorageError as error:
-        if isinstance(error.__cause__, (FileNotFoundError, NotADirectoryError)):
+        if is_absence(error.__cause__):
             raise SessionMissing(f"there is no session at {path} (links are not followed)") from None
         raise
 

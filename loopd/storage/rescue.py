@@ -58,43 +58,61 @@ def _write_below(fs: FileSystem, root: str, rescue: Rescue) -> str:
     make_directories(fs, root, durable=True)
     name = f"{rescue.meta.id}-{rescue.meta.committed.revision}"
     for attempt in count(1):
-        # The copy of another snapshot of that revision, left by an earlier daemon, is never written over.
+        # What an earlier daemon left of that revision, whole or not, is never written over.
         target = os.path.join(root, name if attempt == 1 else f"{name}-{attempt}")
-        make_directories(fs, target, durable=True)
-        with _empty_goes(fs, target), opened(fs, target, DIRECTORY) as directory:
-            there = _commit_there(fs, directory, target, rescue.meta.id)
-            if there is None:
-                _write(fs, directory, rescue)
-            if there in (None, rescue.meta.committed.commit_id):
-                sync_directory(fs, root)
-                return target
+        with _leaving_nothing(fs, target):
+            make_directories(fs, target, durable=True)
+            with opened(fs, target, DIRECTORY) as directory:
+                there = _commit_there(fs, directory, target, rescue.meta.id)
+                if there is None:
+                    _write(fs, directory, rescue)
+                if there in (None, rescue.meta.committed.commit_id):
+                    sync_directory(fs, root)
+                    return target
     raise AssertionError("count() never ends")
 
 
 @contextmanager
-def _empty_goes(fs: FileSystem, target: str) -> Iterator[None]:
+def _leaving_nothing(fs: FileSystem, target: str) -> Iterator[None]:
     """A full disk takes a directory and nothing in it. Left there, it would be listed as a damaged copy for good."""
     try:
         yield
-    except OSError:
+    except BaseException:
         with suppress(OSError):  # there is something in it, which may be all that is left
             fs.rmdir(target)
         raise
 
 
 def _commit_there(fs: FileSystem, directory: int, target: str, id: str) -> str | None:
-    """The commit of a complete copy: the metadata is written last, so where it reads the rest is there too."""
+    """The commit of a complete copy, empty where there is something else, None where there is nothing. The metadata is
+    written last, so where it reads the rest is there too."""
+    if not fs.scan(directory):
+        return None
     try:
         meta, _ = read_metadata(fs, directory, path=os.path.join(target, META), id=id)
         size = fs.stat(HISTORY, dir_fd=directory).st_size
-    except SessionUnsupported:
-        return ""  # a newer version's: not ours to replace
-    except (SessionMissing, SessionMalformed, FileNotFoundError):
-        return None
-    return meta.committed.commit_id if size >= meta.committed.bytes else None
+    except (SessionMissing, SessionMalformed, SessionUnsupported, FileNotFoundError):
+        return ""
+    return meta.committed.commit_id if size >= meta.committed.bytes else ""
 
 
 def _write(fs: FileSystem, directory: int, rescue: Rescue) -> None:
+    try:
+        _write_all(fs, directory, rescue)
+    except BaseException:
+        with suppress(OSError):
+            _take_back(fs, directory)
+        raise
+
+
+def _take_back(fs: FileSystem, directory: int) -> None:
+    """A full disk must not stay full of our attempt; but what is whole stays, synced or not."""
+    names = [name for name, _ in fs.scan(directory)]
+    for name in names if META not in names else ():
+        fs.unlink(name, dir_fd=directory)
+
+
+def _write_all(fs: FileSystem, directory: int, rescue: Rescue) -> None:
     history = blocks(rescue.snapshot.lines, 0, rescue.snapshot.count)
     replace_file(fs, HISTORY, history, dir_fd=directory, durable=True)
     replace_file(fs, BASE, [rescue.base_body], dir_fd=directory, durable=True)

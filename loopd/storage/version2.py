@@ -98,7 +98,7 @@ def converted(fs: FileSystem, fd: int, path: str, id: str, *, model: ModelRef, p
         raise SessionMalformed(path, "is no regular file")
     lines = lines_of(fs, fd, of.st_size)
     with _refusing(path, 0):
-        head = _text(next(lines, (0, b""))[1])
+        head = text(next(lines, (0, b""))[1])
         _require_version(head, path)
         header = _head.decode(head)
         meta = _metadata(header, id, written=of.st_mtime_ns // 1_000_000, model=model, permission=permission)
@@ -130,8 +130,9 @@ _ESCAPES = re.compile(
 )
 
 
-def _text(line: bytes) -> bytes:
-    """A text that was cut within a character has half of a pair there, which JSON can write and Unicode has not."""
+def text(line: bytes) -> bytes:
+    """The line as it can be decoded: a text that was cut within a character has half of a pair there, which JSON can
+    write and Unicode has not."""
     if len(line) > LINE:
         raise Malformed(f"longer than a line may be, {LINE} bytes")
     if b"\\ud" in line or b"\\uD" in line:
@@ -175,7 +176,7 @@ def _messages(lines: Iterator[tuple[int, bytes]], path: str, created_at: int) ->
     tools: dict[str, str] = {}
     for start, line in lines:
         with _refusing(path, start):
-            history.read(_completed(_text(line), history.messages, created_at, tools) + b"\n")
+            history.read(_completed(text(line), history.messages, created_at, tools) + b"\n")
         if isinstance(said := history.last_message, AssistantMessage):
             tools = {block.id: block.name for block in said.content if isinstance(block, ToolCallBlock)}
     return history

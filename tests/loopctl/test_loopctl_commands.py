@@ -257,6 +257,15 @@ def test_a_flush_that_fails_is_5(socket_path: str, cwd: str, loopctl: Loopctl) -
     assert "disk full" in ran.err
 
 
+def test_a_session_that_cannot_be_made_is_not_said_to_be_kept(socket_path: str, loopctl: Loopctl) -> None:
+    """S-25: nothing is in the daemon's memory then."""
+    with ScriptedDaemon(socket_path, {"runtime/open": RpcError("save_failed", "could not create it")}):
+        ran = loopctl("new")
+    assert ran.code == 5
+    assert "could not create it" in ran.err
+    assert "if anything" in ran.err
+
+
 def test_status_and_drain_show_what_is_unsaved(socket_path: str, loopctl: Loopctl) -> None:
     unsaved = [{"sessionId": "s1", "reason": "disk full", "path": "/a/meta.json"}]
     script = {

@@ -20,7 +20,7 @@ from typing_person import at_terminal
 
 from loop_protocol.v1.types import Recoverable, Title
 from loopctl.__main__ import COMMANDS
-from loopctl.terminal import one_line, visible
+from loopctl.terminal import clock, one_line, visible
 
 LOOPCTL = [sys.executable, "-m", "loopctl"]
 NASTY = "curl e|sh\r\x1b[2K ls \u202e\u200b\x9b1m"
@@ -31,6 +31,13 @@ def test_what_is_shown_has_nothing_that_acts_or_hides(text: str) -> None:  # K-4
     shown = visible(text)
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]", shown)
     assert len(shown) >= len(text)
+
+
+@given(st.integers())
+def test_any_number_of_milliseconds_can_be_shown(time: int) -> None:
+    """Files of an earlier version may say any."""
+    assert clock(time)
+    assert re.fullmatch("2026-0[1-3]-[0-9]{2} [0-9]{2}:[0-9]{2}", clock(1_770_000_000_000))
 
 
 @given(st.text(alphabet=st.characters(codec="utf-8")))

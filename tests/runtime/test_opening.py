@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -172,6 +173,50 @@ async def test_a_session_directory_of_ones_own(tmp_path: Path) -> None:  # S-2
         assert (await _error(wire, "runtime/open", elsewhere)).kind == "conflict"
         replaced = await wire.call("runtime/newSession", {"runtimeId": opened["runtimeId"]})
         assert Path(replaced["path"]).parent.parent == own
+
+
+async def test_a_copy_of_an_open_session_is_refused_since_an_id_names_one(tmp_path: Path) -> None:
+    """S-22: with two open, a prompt by id could go on in the other file."""
+    async with running(tmp_path, model=PlayedModel([text("hi")])) as world:
+        wire = await world.connect()
+        opened = await wire.open(world, attach=False)
+        await wire.prompt(opened["sessionId"], wait=True)
+        copy = tmp_path / "copies" / opened["sessionId"]
+        shutil.copytree(Path(opened["path"]).parent, copy)
+        path = str(copy / "meta.json")
+        seat = await wire.call("runtime/open", _opening(world, "memory", runtimeId="new"))
+        refused = [
+            await _error(wire, "runtime/open", _opening(world, "open", path=path, runtimeId="new")),
+            await _error(wire, "runtime/switchSession", {"runtimeId": seat["runtimeId"], "path": path}),
+            await _error(wire, "runtime/switchSession", {"runtimeId": opened["runtimeId"], "path": path}),
+        ]
+        for error in refused:
+            assert (error.kind, error.data.get("runtimeId")) == ("session_locked", None)
+            assert opened["path"] in str(error)
+        # The copy is not held, and is a session like any other once the other one is closed.
+        assert (await wire.call("session/setPinned", {"path": path, "pinned": True}))["pinnedAt"]
+        await wire.call("runtime/dispose", {"runtimeId": opened["runtimeId"]})
+        again = await wire.call("runtime/open", _opening(world, "open", path=path))
+        assert (again["sessionId"], again["path"]) == (opened["sessionId"], path)
+
+
+async def test_a_time_at_the_end_of_all_times_spoils_no_session(tmp_path: Path) -> None:
+    """S-9: whatever one file says, what is written after it can be read again."""
+    async with running(tmp_path, model=PlayedModel([text("hi")])) as world:
+        wire = await world.connect()
+        for latest in (2**53 - 1, 2**53):  # the last one, and none
+            opened = await wire.open(world, attach=False)
+            await wire.call("runtime/dispose", {"runtimeId": opened["runtimeId"]})
+            file = Path(opened["path"])
+            file.write_text(json.dumps(json.loads(file.read_text()) | {"updatedAt": latest}))
+            listed = await wire.call("session/list", {"cwd": world.cwd})
+            assert [one["path"] for one in listed["damaged"]] == ([opened["path"]] if latest == 2**53 else [])
+            later = await wire.open(world, attach=False)
+            await wire.prompt(later["sessionId"], wait=True)
+            await wire.call("runtime/dispose", {"runtimeId": later["runtimeId"]})
+            again = await wire.call("session/state", {"path": later["path"]})
+            assert again["messageCount"] == 2
+            assert again["updatedAt"] <= 2**53 - 1
 
 
 async def test_an_unknown_model_is_refused_when_named_and_when_prompted(tmp_path: Path) -> None:  # P-4

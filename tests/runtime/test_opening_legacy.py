@@ -96,6 +96,17 @@ async def test_reading_and_listing_leave_it_and_continue_starts_a_new_one(tmp_pa
         assert "old" in [row["sessionId"] for row in listed["sessions"]]
 
 
+async def test_what_opens_is_listed_also_with_a_title_that_was_cut_within_a_character(tmp_path: Path) -> None:
+    """S-4, S-18: old writers cut by UTF-16, so half of a pair can end a text."""
+    file = _old(tmp_path, title={"text": "half \ud83d", "source": "user", "messageIndices": []})
+    assert b"\\ud83d" in file.read_bytes()
+    async with running(tmp_path) as world:
+        wire = await world.connect()
+        listed = await wire.call("session/list", {"cwd": world.cwd, "sessionDir": str(file.parent)})
+        assert (listed["legacy"], listed["unsupported"]) == ([str(file)], 0)
+        assert (await wire.call("runtime/open", _opening(world, file)))["state"]["title"]["text"] == "half \ufffd"
+
+
 async def test_a_refused_opening_leaves_it_as_it_is(tmp_path: Path) -> None:  # S-5, I-10
     gone, broken = _old(tmp_path, cwd="/nowhere/at/all"), _old(tmp_path).with_name("broken.jsonl")
     _old(tmp_path, cwd="/nowhere/at/all")

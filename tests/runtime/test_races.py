@@ -19,6 +19,7 @@ from loop_protocol import jsonrpc
 from loop_protocol.v1.errors import RpcError
 from loopd import opening
 from loopd.session import Session
+from loopd.storage.fs import FileSystem
 
 
 async def _outcome(wire: Wire, id: int) -> str:
@@ -171,6 +172,41 @@ async def test_a_path_on_a_disk_that_hangs_holds_up_its_own_request_only(  # D-5
         gate.set()
         outcomes = [await _outcome(wire, id) for id in waiting]
         assert outcomes == ["session_not_found", "session_not_found", "conflict"]
+
+
+async def test_a_dead_place_that_is_asked_about_again_and_again_holds_up_nobody_else(tmp_path: Path) -> None:
+    """D-5: a thread that waits for a disk cannot be cancelled, so clients that come and go must not use them up."""
+
+    class Dead(FileSystem):
+        gate = threading.Event()
+
+        def open(self, name: str, flags: int, *, dir_fd: int | None = None) -> int:
+            if name.startswith(dead):
+                self.gate.wait(20)
+            return super().open(name, flags, dir_fd=dir_fd)
+
+    dead, disk = str(tmp_path / "dead"), Dead()
+    async with running(tmp_path, model=PlayedModel([text("hi")]), fs=disk) as world:
+        wire = await world.connect()
+        opened = await wire.open(world, attach=False)
+        path = {"kind": "open", "path": f"{dead}/x/meta.json"}
+        for _ in range(50):
+            poor = await world.connect()
+            await poor.request("session/list", {"cwd": world.cwd, "sessionDir": dead})
+            await poor.request("session/setPinned", {"path": f"{dead}/x/meta.json", "pinned": True})
+            await poor.request("runtime/open", {"cwd": world.cwd, "session": path, "runtimeId": "new"})
+            await poor.call("server/status")
+            await poor.aclose()
+        try:
+            with trio.fail_after(5):
+                await wire.prompt(opened["sessionId"], wait=True)
+                assert len((await wire.call("session/list", {"cwd": world.cwd}))["sessions"]) == 1
+                assert (await wire.call("session/state", {"path": opened["path"]}))["messageCount"] == 2
+                draft = {"cwd": world.cwd, "session": {"kind": "draft"}, "runtimeId": "new"}
+                await wire.call("runtime/open", draft)
+            assert threading.active_count() < 20
+        finally:
+            disk.gate.set()
 
 
 async def test_a_flush_makes_the_last_runs_result_true(tmp_path: Path) -> None:  # S-16

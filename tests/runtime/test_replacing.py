@@ -95,7 +95,9 @@ async def test_a_failed_preparation_leaves_the_old_session_usable(tmp_path: Path
         wire = await world.connect()
         opened = await wire.open(world)
         disk.full = True
-        assert await _refused(wire, "runtime/newSession", runtimeId=opened["runtimeId"]) == "save_failed"
+        with pytest.raises(RpcError, match="then try again") as caught:  # there is nothing that a flush could write
+            await wire.call("runtime/newSession", {"runtimeId": opened["runtimeId"]})
+        assert caught.value.kind == "save_failed"
         disk.full = False
         await wire.prompt(opened["sessionId"], wait=True)
         assert (await wire.call("session/state", {"sessionId": opened["sessionId"]}))["messageCount"] == 2

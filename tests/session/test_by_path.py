@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import trio
 from inprocess import PlayedModel, Wire, World, running, text
-from test_marks import Held, HeldSession
+from test_marks import HeldSession
 from test_saving import Breaking
 
 from loop_protocol import jsonrpc
@@ -116,7 +116,8 @@ async def test_the_path_of_an_open_session_reaches_the_open_one(tmp_path: Path) 
 async def test_a_path_that_is_no_sessions_and_both_or_no_name_are_refused(tmp_path: Path) -> None:  # S-2, D-1
     async with running(tmp_path) as world:
         wire = await world.connect()
-        for path in (f"{tmp_path}/meta.json", f"{tmp_path}/ws", "/"):
+        no_names = [f"/{'y' * 300}/meta.json", f"/{'y' * 300}.jsonl", f"{tmp_path}/gone.jsonl"]
+        for path in (f"{tmp_path}/meta.json", f"{tmp_path}/ws", f"{tmp_path}/ws/./meta.json", "/", *no_names):
             for method, params in [*_changes(path), ("session/delete", {"path": path})]:
                 assert await _kind(wire, method, **params) == "session_not_found"
         for method, params in _changes(f"{tmp_path}/meta.json"):
@@ -222,6 +223,27 @@ async def test_a_change_during_a_disposal_waits_for_it(tmp_path: Path) -> None:
         assert not Path(opened["path"]).parent.exists()
 
 
+@pytest.mark.parametrize("method", ["session/setPinned", "session/delete"])
+async def test_a_change_by_path_waits_until_the_seat_that_goes_on_has_let_go(method: str, tmp_path: Path) -> None:
+    """S-28, S-22: between a replacement and the release of the old session's files nobody else has it open."""
+    disk = HeldSession()
+    async with running(tmp_path, model=PlayedModel([text("hi")]), fs=disk) as world:
+        wire, other = await world.connect(), await world.connect()
+        opened = await wire.open(world)
+        disk.session_id = opened["sessionId"]
+        held = await wire.request("session/setPinned", {"sessionId": opened["sessionId"], "pinned": True})
+        replacing = await wire.request("runtime/newSession", {"runtimeId": opened["runtimeId"]})
+        await wire.event("session_replaced")
+        params = {"path": opened["path"]} | ({"pinned": False} if "Pinned" in method else {})
+        change = await other.request(method, params)
+        await other.call("server/status")
+        disk.gate.set()
+        assert await _outcome(other, change) == "ok"
+        assert "pinnedAt" in await wire.answer(held)
+        await wire.answer(replacing)
+        assert Path(opened["path"]).exists() is (method != "session/delete")
+
+
 async def test_of_a_deletion_and_an_opening_at_once_either_wins_and_the_other_is_told(tmp_path: Path) -> None:
     async with running(tmp_path, model=PlayedModel([text("hi")])) as world:
         wire, other = await world.connect(), await world.connect()
@@ -270,24 +292,3 @@ async def test_a_client_that_goes_away_cancels_no_deletion(tmp_path: Path) -> No
         disk.release()
         assert await _kind(other, "session/delete", path=opened["path"]) == "session_not_found"
         assert os.listdir(Path(opened["path"]).parents[1]) == []
-
-
-async def test_a_change_of_a_session_that_was_just_replaced_waits_until_it_is_closed(tmp_path: Path) -> None:
-    """S-28, R-4: it still has its lock then, and that is nobody else's."""
-    disk = HeldSession()
-    async with running(tmp_path, model=PlayedModel([text("hi")]), fs=disk) as world:
-        wire, other = await world.connect(), await world.connect()
-        opened = await wire.open(world)
-        disk.session_id = opened["sessionId"]
-        pin = await wire.request("session/setPinned", {"sessionId": opened["sessionId"], "pinned": True})
-        replacing = await wire.request("runtime/newSession", {"runtimeId": opened["runtimeId"]})
-        await wire.event("session_replaced")
-        renaming = await other.request("title/rename", {"path": opened["path"], "text": "of before"})
-        with trio.move_on_after(0.1) as waiting:  # without the wait the refusal is there at once
-            await other.receive()
-        disk.gate.set()
-        assert waiting.cancelled_caught
-        assert (await other.answer(renaming))["title"]["text"] == "of before"
-        await wire.answer(pin)
-        await wire.answer(replacing)
-        assert (_meta(opened).pinned_at, _meta(opened).title.text) != (None, None)  # type: ignore[union-attr]

@@ -545,6 +545,22 @@ def test_a_full_disk_keeps_no_empty_rescue_copy(tmp_path: Path) -> None:  # S-25
         assert (begun / "history.jsonl").read_bytes() == b"all that is left"
 
 
+@pytest.mark.parametrize(("file", "content"), [("meta.json", None), ("meta.json", b"{"), ("history.jsonl", b"")])
+def test_what_is_left_of_a_damaged_or_unfinished_rescue_copy_is_never_written_over(  # S-25
+    file: str, content: bytes | None, store: FileStore, tmp_path: Path
+) -> None:
+    talk = Conversation()
+    first = Path(store.rescue([str(tmp_path)], talk.turn("first")))
+    if content is None:
+        (first / file).unlink()
+    else:
+        (first / file).write_bytes(content)
+    before = {path.name: path.read_bytes() for path in first.iterdir()}
+    second = Path(store.rescue([str(tmp_path)], Conversation().turn("other")))
+    assert second.name == f"{ID}-1-2"
+    assert {path.name: path.read_bytes() for path in first.iterdir()} == before
+
+
 def test_a_rescue_that_no_place_takes_says_why(store: FileStore, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StorageError, match="Not a directory"):

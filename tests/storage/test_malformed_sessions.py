@@ -169,6 +169,8 @@ def _set_committed(**changes: Any) -> Callable[[Any], Any]:
         (_set(createdAt=-1), "negative"),
         (_set(updatedAt=True), "updatedAt"),
         (_set(pinnedAt=-1), "negative"),
+        (_set(updatedAt=2**53), "beyond"),
+        (_set(pinnedAt=10**30), "beyond"),
         (_set(unread=None), "unread"),
         (_set(permission="all"), "permission"),
         (_set(model="echo"), "model"),

@@ -142,6 +142,8 @@ def test_a_rescue_copy_that_failed_is_made_whole_by_the_next_try(fault: tuple[st
         snapshot = talk.turn()
         arm()
         _attempt(fs, lambda store=store, snapshot=snapshot, root=root: store.rescue([str(root / "rescue")], snapshot))
+        left = list((root / "rescue").iterdir()) if (root / "rescue").exists() else []
+        assert all((path / "meta.json").exists() for path in left), "part of a copy stays"
         copy = Path(store.rescue([str(root / "rescue")], snapshot))
         assert (copy / "history.jsonl").read_bytes() == b"".join(talk.history.lines)
         assert [path.name for path in (root / "rescue").iterdir()] == [f"{ID}-1"]

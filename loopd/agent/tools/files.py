@@ -30,10 +30,11 @@ def locate(path: str, scope: ToolScope) -> str:
 async def on_disk(path: str, work: Callable[[], ToolOutcome]) -> ToolOutcome:
     """``work`` in a thread; what the system refuses is the outcome.
 
-    A stop does not wait for a hung disk: the thread is left alone, and ends where it looks for that.
+    A stop does not wait for a hung disk: the thread is left alone, and ends where it looks for that. It takes no place
+    from other calls.
     """
     try:
-        return await trio.to_thread.run_sync(work, abandon_on_cancel=True)
+        return await trio.to_thread.run_sync(work, limiter=trio.CapacityLimiter(1), abandon_on_cancel=True)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         return told(f"{path}: {reason}", is_error=True)

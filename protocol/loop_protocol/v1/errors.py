@@ -37,7 +37,11 @@ KINDS: dict[str, Kind] = {
     "runtime_not_found": Kind(APPLICATION, False, "no runtime with that id"),
     "run_not_found": Kind(APPLICATION, False, "no run with that id is remembered"),
     "conflict": Kind(APPLICATION, False, "it exists with other properties; `data` names what stands in the way"),
-    "session_locked": Kind(APPLICATION, True, "open elsewhere: `data.runtimeId` here, `data.holder` another process"),
+    "session_locked": Kind(
+        APPLICATION,
+        True,
+        "open elsewhere: `data.runtimeId` here, `data.holder` another process; or a copy of it is open",
+    ),
     "session_malformed": Kind(APPLICATION, False, "the file is damaged: `data.path`, `data.offset?`, `data.reason`"),
     "session_unsupported": Kind(APPLICATION, False, "the file was written by a newer version"),
     "nothing_to_recover": Kind(APPLICATION, False, "no crash cut off a run here, or it left nothing behind"),
