@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import trio
 from inprocess import PlayedModel, Wire, World, running, text
-from test_marks import HeldSession
+from test_marks import Held, HeldSession
 from test_saving import Breaking
 
 from loop_protocol import jsonrpc
