@@ -138,8 +138,10 @@ class Runtimes:
         """Nobody opens the session at that path meanwhile; answers the runtime that has it open already."""
         directory = await directory_of(path)
         async with self._turn(("session", directory or path)):
-            await self._left(directory)
-            yield await self._lasting(partial(self.at, directory))
+            runtime = await self._lasting(partial(self.at, directory))
+            if runtime is None:
+                await self._left(directory)
+            yield runtime
 
     async def _lasting(self, find: Callable[[], Runtime | None]) -> Runtime | None:
         """What is found; a runtime that is being disposed is none, unless its last save fails and it stays."""
@@ -198,7 +200,7 @@ class Runtimes:
         return await opening.load(path)
 
     async def _left(self, directory: str | None) -> None:
-        """Until a session that was replaced has let go of its files in that directory."""
+        """Until a session that no runtime has any more has let go of its files."""
         if directory in self._leaving:
             await self._leaving[directory].wait()
 
@@ -273,11 +275,14 @@ class Runtimes:
         runtime.events.end_unfollowing()
         old.on_fault = nobody
         old.end(None)
-        # Whoever opens it again has to wait until it has let go of its files.
-        self._leaving = {place: gone for place, gone in self._leaving.items() if not gone.is_set()}
-        if old.place is not None:
-            self._leaving[old.place.directory] = old.ended
+        self._leave(old)
         return new
+
+    def _leave(self, session: Session) -> None:
+        """Whoever wants it from here on has to wait until it has let go of its files (``_left``)."""
+        self._leaving = {place: gone for place, gone in self._leaving.items() if not gone.is_set()}
+        if session.place is not None and not session.ended.is_set():
+            self._leaving[session.place.directory] = session.ended
 
     def dispose(self, runtime: Runtime, reason: str = "disposed") -> Job[None]:
         """R-6. Raises ``Refused`` at once; from here on nothing else takes the session. A second disposal is the first
@@ -300,6 +305,7 @@ class Runtimes:
     def _forget(self, runtime: Runtime, _: Session | None = None) -> None:
         """The references are cut: a closed session with a large history must not wait for the garbage collector."""
         self.by_id.pop(runtime.id, None)
+        self._leave(runtime.session)
         runtime.session.on_fault = nobody
         runtime.events.close()
         self.services.watch.state_changed()
