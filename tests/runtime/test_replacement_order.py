@@ -150,3 +150,25 @@ async def test_a_session_that_a_fault_is_just_closing_is_opened_after_that(
         stamp = (await other.answer(pin))["pinnedAt"]
         again = (await wire.answer(opening))["state"]
         assert (again["pinnedAt"], again["messageCount"]) == (stamp, 2)
+
+
+async def test_clients_that_cannot_follow_a_replacement_do_not_undo_it_or_hold_it_up(tmp_path: Path) -> None:
+    """R-5: one of them has gone, one does not read any more, one goes at that moment."""
+    async with running(tmp_path, model=PlayedModel([text("word " * 50_000)])) as world:
+        wire = await world.connect()
+        opened = await wire.open(world)
+        gone, stuck, going = [await world.connect() for _ in range(3)]
+        for client in (gone, stuck, going):
+            await client.call("runtime/attach", {"runtimeId": opened["runtimeId"]})
+        for _ in range(8):
+            await wire.prompt(opened["sessionId"], wait=True)  # more than the socket of who does not read takes
+        await gone.aclose()
+        replacing = await wire.request("runtime/newSession", {"runtimeId": opened["runtimeId"]})
+        await going.aclose()
+        with trio.fail_after(5):
+            new = await wire.answer(replacing)
+            await wire.event("session_replaced")
+            await wire.prompt(new["sessionId"], wait=True)
+            again = await stuck.call("runtime/attach", {"runtimeId": opened["runtimeId"]})
+        assert again["state"]["sessionId"] == world.session().core.id == new["sessionId"]
+        assert len(world.runtime().events.cursors) == 2
