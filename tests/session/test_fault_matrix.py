@@ -147,12 +147,15 @@ class Talk:
 
     async def recover(self) -> None:
         """As with a prompt, what is taken over is history, whether it could be saved or not."""
+        refusal = None
         try:
             await self.wire.call("session/recover", self.ids)
-        except RpcError:
-            if not (await self.wire.call("session/state", self.ids))["hasPendingSave"]:
-                raise
-            self.saved = False
+        except RpcError as error:
+            refusal = error
+        self.saved = not (await self.wire.call("session/state", self.ids))["hasPendingSave"]
+        if refusal is not None and self.saved:
+            raise refusal
+        assert self.saved is (refusal is None)
         self.said.append("read note-1")
 
     async def dispose(self) -> None:
