@@ -155,6 +155,15 @@ def environment_for(
     return ToolEnvironment(variables, umask if caller.umask is None else caller.umask)
 
 
+def check_session(params: RuntimeOpenParams) -> None:
+    """Raise ``Invalid`` where what is said of the session does not go together."""
+    asked = params.session
+    if (asked.kind == "open") != (asked.path is not None):
+        raise Invalid("a path goes with kind open, and only with it", "session.path")
+    if asked.session_dir is not None and asked.kind in ("open", "memory"):
+        raise Invalid("sessionDir goes with kind new, draft or continue", "session.sessionDir")
+
+
 async def wanted_places(params: RuntimeOpenParams) -> Wanted:
     """The same workspace and session however they are spelled (K-11). Raises :class:`CwdMissing` and ``Invalid``."""
 

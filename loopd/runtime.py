@@ -17,15 +17,14 @@ from loop_protocol.v1.methods import CallerParams, NewSessionParams, RuntimeOpen
 from loop_protocol.v1.types import SessionKind
 
 from .core.guards import Operation
-from .core.inputs import Invalid
 from .event_log import EventLog
 from .job import Job
-from .opening import Opening, Wanted, directory_of, environment_for, wanted_places
+from .opening import Opening, Wanted, check_session, directory_of, environment_for, wanted_places
 from .run import Run
 from .seat import Declined, Runtime, conflict, locked
 from .services import Services
 from .session import Session, nobody
-from .storage import StorageError
+from .storage import SessionMissing, StorageError
 
 __all__ = ["Declined", "Runtime", "Runtimes"]
 
@@ -113,7 +112,7 @@ class Runtimes:
         that start at once one creates the session and nine find it."""
         if self.services.draining:
             raise Declined("draining", "the daemon is draining and takes no new work")
-        _check_session(params)
+        check_session(params)
         wanted = await wanted_places(params)
         async with self._turn(("workspace", wanted.cwd)):
             find = partial(self.default_of, wanted.cwd)
@@ -169,7 +168,7 @@ class Runtimes:
             raise conflict(runtime, f"the open session has {core.permission}; session/setPermission changes it")
         return runtime
 
-    async def _create(self, params: RuntimeOpenParams, wanted: Wanted) -> Runtime:
+    async def _create(self, params: RuntimeOpenParams, wanted: Wanted, *, missing: str | None = None) -> Runtime:
         services, asked = self.services, params.session
         if params.model is not None:
             services.models.resolve(params.model)
@@ -189,8 +188,15 @@ class Runtimes:
             return await self._seat(await opening.new(mode), default=default, mode=mode)
         directory = await directory_of(path)
         async with self._turn(("session", directory or path)):
-            session = await self._load(opening, path, directory)
-            return await self._seat(session, default=default, mode=mode)
+            try:
+                session = await self._load(opening, path, directory)
+            except SessionMissing:
+                if asked.kind != "continue" or path == missing:
+                    raise
+            else:
+                return await self._seat(session, default=default, mode=mode)
+        # It was deleted since: there is another one to continue, or none.
+        return await self._create(params, wanted, missing=path)
 
     async def _load(self, opening: Opening, path: str, directory: str | None) -> Session:
         """In that directory's turn: inside the daemon a session is open in at most one runtime (S-22)."""
@@ -309,11 +315,3 @@ class Runtimes:
         runtime.session.on_fault = nobody
         runtime.events.close()
         self.services.watch.state_changed()
-
-
-def _check_session(params: RuntimeOpenParams) -> None:
-    asked = params.session
-    if (asked.kind == "open") != (asked.path is not None):
-        raise Invalid("a path goes with kind open, and only with it", "session.path")
-    if asked.session_dir is not None and asked.kind in ("open", "memory"):
-        raise Invalid("sessionDir goes with kind new, draft or continue", "session.sessionDir")
