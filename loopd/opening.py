@@ -108,11 +108,11 @@ class Opening:
         store, history = files.open_session(fs, path, durable=durable)
         try:
             _require_cwd(store.meta.cwd)
-        except CwdMissing:
+            place = self._place(store)
+            self.services.catalog.highest(store.meta.cwd, place.session_dir)
+        except BaseException:  # whatever it is, nobody has the session then, and nobody may be locked out of it
             store.close()
             raise
-        place = self._place(store)
-        self.services.catalog.highest(store.meta.cwd, place.session_dir)
         return store, history, place
 
     def _place(self, store: Store) -> Place:

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import trio
 
@@ -21,12 +21,10 @@ from .event_log import EventLog
 from .job import Job
 from .opening import Opening, Wanted, directory_of, environment_for, wanted_places
 from .run import Run
-from .seat import Declined, Runtime, conflict, copied, locked
+from .seat import Declined, Runtime, closed_again, conflict, copied, locked
 from .services import Services
 from .session import Session, nobody
-from .storage import StorageError
-
-__all__ = ["Declined", "Runtime", "Runtimes"]
+from .storage import SessionMissing, StorageError
 
 REMEMBERED_RUNS = 256
 T = TypeVar("T")
@@ -139,11 +137,13 @@ class Runtimes:
         """Nobody opens the session at that path meanwhile; answers the runtime that has it open already."""
         directory = await directory_of(path)
         async with self._turn(("session", directory or path)):
-            await self._let_go(directory)
-            yield await self._lasting(partial(self.at, directory))
+            runtime = await self._lasting(partial(self.at, directory))
+            if runtime is None:
+                await self._left(directory)
+            yield runtime
 
-    async def _let_go(self, directory: str | None) -> None:
-        """A seat forgets a session before that has let go of its files."""
+    async def _left(self, directory: str | None) -> None:
+        """Until a session that no runtime has any more has let go of its files."""
         if directory in self._leaving:
             await self._leaving[directory].wait()
 
@@ -173,13 +173,15 @@ class Runtimes:
             raise conflict(runtime, f"the open session has {core.permission}; session/setPermission changes it")
         return runtime
 
-    async def _create(self, params: RuntimeOpenParams, wanted: Wanted) -> Runtime:
+    async def _create(self, params: RuntimeOpenParams, wanted: Wanted, *, missing: str | None = None) -> Runtime:
         services, asked = self.services, params.session
         if params.model is not None:
             services.models.resolve(params.model)
         events = EventLog(str(uuid.uuid4()), clock=services.clock, wake=services.pump.wake)
-        opening = self._opening_for(
-            events,
+        opening = Opening(
+            services=services,
+            live=self._live,
+            events=events,
             env=environment_for(params, services),
             cwd=wanted.cwd,
             model=params.model or services.models.default(),
@@ -193,17 +195,24 @@ class Runtimes:
             return await self._seat(await opening.new(mode), default=default, mode=mode)
         directory = await directory_of(path)
         async with self._turn(("session", directory or path)):
-            session = await self._load(opening, path, directory)
-            return await self._seat(session, default=default, mode=mode)
+            try:
+                session = await self._load(opening, path, directory)
+            except SessionMissing:
+                if asked.kind != "continue" or path == missing:
+                    raise
+            else:
+                return await self._seat(session, default=default, mode=mode)
+        # It was deleted since: there is another one to continue, or none.
+        return await self._create(params, wanted, missing=path)
 
     async def _load(self, opening: Opening, path: str, directory: str | None) -> Session:
         """In that directory's turn: inside the daemon a session is open in at most one runtime (S-22)."""
         if elsewhere := self.at(directory):
             raise locked(path, elsewhere)
-        await self._let_go(directory)
+        await self._left(directory)
         session = await opening.load(path)
         if twin := self._with(session.core.id):  # somebody copied its directory
-            await _closed_again(session)
+            await closed_again(session)
             raise copied(path, twin)
         return session
 
@@ -218,11 +227,8 @@ class Runtimes:
     async def _require_only_default(self, session: Session) -> None:
         """A workspace has one default runtime; a session that would make a second one is closed again."""
         if other := self.default_of(session.core.cwd):
-            await _closed_again(session)
+            await closed_again(session)
             raise conflict(other, f"{session.core.cwd} has another session open")
-
-    def _opening_for(self, events: EventLog, **facts: Any) -> Opening:
-        return Opening(services=self.services, live=self._live, events=events, **facts)
 
     # --- replacing and disposing --------------------------------------------------------------------------------------
 
@@ -242,8 +248,7 @@ class Runtimes:
         return old.start(Operation.REPLACE, partial(self._switch, runtime, old, params))
 
     async def _renew(self, runtime: Runtime, old: Session, caller: CallerParams) -> Session:
-        new = await self._succeeding(runtime, old, caller).new(runtime.mode)
-        return self._install(runtime, old, new)
+        return self._install(runtime, old, await self._succeeding(runtime, old, caller).new(runtime.mode))
 
     async def _switch(self, runtime: Runtime, old: Session, params: SwitchParams) -> Session:
         path = params.path
@@ -259,8 +264,10 @@ class Runtimes:
 
     def _succeeding(self, runtime: Runtime, old: Session, caller: CallerParams) -> Opening:
         core = old.core
-        return self._opening_for(
-            runtime.events,
+        return Opening(
+            services=self.services,
+            live=self._live,
+            events=runtime.events,
             env=environment_for(caller, self.services, before=old.env),
             cwd=core.cwd,
             model=core.model,
@@ -281,8 +288,9 @@ class Runtimes:
         return new
 
     def _leave(self, session: Session) -> None:
+        """Whoever wants it from here on has to wait until it has let go of its files (``_left``)."""
         self._leaving = {place: gone for place, gone in self._leaving.items() if not gone.is_set()}
-        if session.place is not None:
+        if session.place is not None and not session.ended.is_set():
             self._leaving[session.place.directory] = session.ended
 
     def dispose(self, runtime: Runtime, reason: str = "disposed") -> Job[None]:
@@ -310,8 +318,3 @@ class Runtimes:
         runtime.session.on_fault = nobody
         runtime.events.close()
         self.services.watch.state_changed()
-
-
-async def _closed_again(session: Session) -> None:
-    session.end(None)
-    await session.ended.wait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os.path
 from collections.abc import Callable
 from functools import partial
+from threading import Event
 from typing import Any, TypeVar
 
 import trio
@@ -82,8 +83,12 @@ class SavedSession:
     async def delete(self) -> None:
         """Raises what opening raises, though damage is no obstacle."""
         path, services = self._present(), self._services
-        await self._perform(partial(unopened.delete, services.fs, path, durable=services.durable))
-        services.watch.removed(path, id_of(path))
+        gone = Event()
+        try:
+            await self._perform(partial(unopened.delete, services.fs, path, gone=gone.set, durable=services.durable))
+        finally:
+            if gone.is_set():  # whatever failed after that
+                services.watch.removed(path, id_of(path))
 
     async def _change(self, decide: Callable[[Metadata], dict[str, Any]]) -> Metadata:
         path, services = self._present(), self._services

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,6 +27,8 @@ from .watch import row
 STORAGE_DEADLINE_S = 20.0
 # For all places together: with the drain's deadline of at most 8 s it leaves a TERM within its 10 s (D-4).
 RESCUE_DEADLINE_S = 1.5
+# A session that ends does not wait longer for a change that failed before.
+SETTLING_S = 1.0
 # A run does not wait longer for its journal, which is a convenience: the save decides.
 JOURNAL_DEADLINE_S = 1.0
 
@@ -186,6 +188,14 @@ class Saving:
         for turn in tuple(self._turns):
             turn.cancel()
 
+    async def settle(self) -> None:
+        """A change that failed may stand on disk all the same. Before the session is let go the disk is told once more
+        what holds (I-6). Bounded, and it cannot fail: on a disk that is still broken the doubt stays."""
+        if self._in_doubt and self._core.unsaved is None:
+            with suppress(StorageError):
+                async with self._turn(limit_s=SETTLING_S):
+                    await self._update()
+
     def close(self) -> None:
         """Release the lock, unless a write hangs: that one keeps it, and its descriptors, until it ends."""
         if not self._thread.borrowed_tokens:
@@ -224,9 +234,9 @@ class Saving:
         return following(self._services.clock.now_ms(), self._core.updated_at, highest)
 
     @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
+    async def _turn(self, *, limit_s: float | None = None) -> AsyncIterator[None]:
         """After the writes that came before. Raises ``StorageError`` where the disk does not answer in time."""
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + STORAGE_DEADLINE_S) as turn:
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + (limit_s or STORAGE_DEADLINE_S)) as turn:
             self._turns.add(turn)
             try:
                 async with self._lock:

@@ -76,3 +76,9 @@ def copied(path: str, runtime: Runtime) -> Declined:
     """An id names one open session. The runtime is not named: who joined it would go on in another file."""
     other = runtime.session.core.path
     return Declined("session_locked", f"{path} is a copy of {other}, which is open; close that one first", path=path)
+
+
+async def closed_again(session: Session) -> None:
+    """It was opened, and no runtime may have it."""
+    session.end(None)
+    await session.ended.wait()

@@ -115,16 +115,19 @@ class Session:
     async def serve(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Until the session is closed. However it ends, a run in it is stopped, saved and settled first."""
         try:
-            async with trio.open_nursery() as nursery:
-                self.nursery = nursery
-                task_status.started()
-                self.saving.show(live=True)
-                try:
-                    await self._ending.wait()
-                finally:
-                    if self.run:
-                        self.run.stop()
-                nursery.cancel_scope.cancel()
+            try:
+                async with trio.open_nursery() as nursery:
+                    self.nursery = nursery
+                    task_status.started()
+                    self.saving.show(live=True)
+                    try:
+                        await self._ending.wait()
+                    finally:
+                        if self.run:
+                            self.run.stop()
+                    nursery.cancel_scope.cancel()
+            finally:
+                await self.saving.settle()
         except Exception:  # boundary: session supervisor, the outermost: a fault in closing after a fault
             log.exception("session %s: closed without a rescue copy", self.core.id)
             self._farewell = "fault"

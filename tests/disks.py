@@ -44,7 +44,7 @@ class Counting(Steps):
 
 
 class Faulty(Steps):
-    """The k-th call raises, before or after it took effect; ``short`` writes 7 bytes there, the next write raises.
+    """The k-th call raises, before or after it took effect; ``short``: the k-th write writes 7 bytes, the next raises.
 
     ``lasting``: so do all calls after it, or with ``short`` all writes, until it is disarmed. ``hit`` names the first.
     """
@@ -67,12 +67,12 @@ class Faulty(Steps):
         return self.at <= 0
 
     def step(self, name: str, args: tuple[Any, ...], go: Callable[[], Any]) -> Any:
+        if self.short and name != "write":
+            return go()
         self.at -= 1
-        if self.at > 0 or (self.at < 0 and not self.lasting) or (self.short and name != "write"):
+        if self.at > 0 or (self.at < 0 and not self.lasting):
             return go()
         if self.short and self.hit is None:
-            if self.at < 0:
-                return go()  # the k-th was no write
             self.hit, self.at = name, 1  # the next call is the write of the rest
             return os.pwrite(args[0], bytes(args[1])[:7], args[2])
         self.hit = self.hit or name

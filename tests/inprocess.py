@@ -23,7 +23,7 @@ from loopd.core.timings import Clock
 from loopd.daemon import Daemon
 from loopd.models import ModelUnavailable
 from loopd.models.practice import Practice
-from loopd.runtime import Runtime
+from loopd.seat import Runtime
 from loopd.server import listen
 from loopd.services import Services
 from loopd.session import Session

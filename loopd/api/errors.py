@@ -10,7 +10,7 @@ from ..core import inputs
 from ..core.guards import KIND, Refused
 from ..models import ModelUnavailable
 from ..opening import CwdMissing
-from ..runtime import Declined
+from ..seat import Declined
 from ..session import NothingToRecover
 from ..storage import SessionLocked, SessionMalformed, SessionMissing, SessionUnsupported, StorageError
 

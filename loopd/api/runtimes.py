@@ -10,7 +10,7 @@ from loop_protocol.v1 import methods as m
 from loop_protocol.v1.errors import RpcError
 
 from ..job import Job
-from ..runtime import Runtime
+from ..seat import Runtime
 from ..session import Session
 from .call import Call
 

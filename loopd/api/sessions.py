@@ -19,9 +19,8 @@ from ..core.history import LINE, History, encode
 from ..job import Job
 from ..opening import directory_of
 from ..run import Run
-from ..runtime import Declined
 from ..saved import SavedSession
-from ..seat import locked
+from ..seat import Declined, locked
 from ..session import Session
 from ..storage.catalog import Listing
 from ..threads import in_thread

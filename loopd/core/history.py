@@ -109,7 +109,7 @@ class History:
             elif kind.type == "run":
                 self._fold_run(_run.decode(line))
             elif kind.type == "timing":
-                self.timings.append(_timing.decode(line).timing)
+                self._fold_timing(_timing.decode(line).timing)
             elif kind.type is None:
                 raise Malformed("a record has neither role nor type")
             # Any other type is a newer writer's record that minReader lets us skip; it stays in place (S-27).
@@ -141,6 +141,13 @@ class History:
         if self.unanswered:
             raise Malformed(f"no result for tool call {next(iter(self.unanswered))!r}")
 
+    def require_range(self, timing: PromptTiming) -> None:
+        """It is about messages that there are, whether it names their range or not (P-6). Raises :class:`Malformed`."""
+        start, end = timing.message_start_index or 0, timing.message_end_index
+        end = self.messages if end is None else end
+        if not (0 <= timing.user_message_index < self.messages and 0 <= start <= end <= self.messages):
+            raise Malformed("a timing about messages that are not there")
+
     def _fold_message(self, message: Message) -> None:
         if message.index != len(self.places):
             raise Malformed(f"message index {message.index} where {len(self.places)} was due")
@@ -162,8 +169,12 @@ class History:
                 self.unanswered += Counter()  # drops the zero
         self.last_message = message
 
+    def _fold_timing(self, timing: PromptTiming) -> None:
+        self.require_range(timing)
+        self.timings.append(timing)
+
     def _fold_run(self, record: RunRecord) -> None:
-        self.timings.append(record.timing)
+        self._fold_timing(record.timing)
         self.runs[record.run_id] = record
         if record.request_id is not None:
             self.requests[record.request_id] = record

@@ -142,6 +142,10 @@ def _cut_off(fs: FileSystem, fd: int, commit_id: str, history: History) -> CutOf
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, Malformed):
             break
         found.messages.append((message, line))
+    try:
+        trial.require_range(found.run.timing)
+    except Malformed:
+        return None
     return found if found.messages else None
 
 

@@ -38,15 +38,17 @@ def change_metadata(
     return changed
 
 
-def delete(fs: FileSystem, path: str, *, durable: bool = True) -> None:
+def delete(fs: FileSystem, path: str, *, gone: Callable[[], None] = lambda: None, durable: bool = True) -> None:
     """Remove a session, a damaged one too, and nothing that is not a session's: where there is more in its directory
-    nothing happens. Raises what opening raises, and ``StorageError``; of that, only the rest of the files may stay."""
+    nothing happens. Raises what opening raises, and ``StorageError``. Once no list shows it, ``gone`` is called; what
+    fails after that may leave the rest of its files."""
     with found(path), failing("delete", path, then="try again"):
         place, name = os.path.split(os.path.dirname(path))
         _remove_leftovers(fs, place, durable=durable)
         with _locked(fs, path) as directory, opened(fs, os.path.join(place, "."), DIRECTORY) as around:
             _require_session(fs, directory, path)
             fs.rename(name, deleted(name), dir_fd=around)
+            gone()
             if durable:
                 sync_directory(fs, place)
             _remove(fs, directory, os.path.join(place, deleted(name)))

@@ -107,7 +107,7 @@ def converted(fs: FileSystem, fd: int, path: str, id: str, *, model: ModelRef, p
         history.require_paired()
     with _refusing(path, 0):
         for number, raw in enumerate(header.prompt_timings):
-            history.read(_timing_line(number, bytes(raw), history.messages))
+            history.read(_timing_line(number, bytes(raw), history))
         return _published(_document.decode(head), header, meta, history, path)
 
 
@@ -203,13 +203,12 @@ def _completed(line: bytes, index: int, created_at: int, tools: dict[str, str]) 
     return _encode(record)
 
 
-def _timing_line(number: int, raw: bytes, messages: int) -> bytes:
+def _timing_line(number: int, raw: bytes, history: History) -> bytes:
     """Byte for byte, with ids and ranges or without (P-6)."""
-    timing = _timing.decode(raw)
-    start, end = timing.message_start_index, timing.message_end_index
-    start, end = 0 if start is None else start, messages if end is None else end
-    if not (0 <= timing.user_message_index < messages and 0 <= start <= end <= messages):
-        raise Malformed(f"promptTimings[{number}] is about messages that are not there")
+    try:
+        history.require_range(_timing.decode(raw))
+    except Malformed as error:
+        raise Malformed(f"promptTimings[{number}] is {error}") from None
     return _encode({"type": "timing", "timing": Raw(raw)}) + b"\n"
 
 

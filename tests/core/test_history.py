@@ -139,16 +139,19 @@ def test_a_run_is_found_by_its_request_and_keeps_its_timing() -> None:  # P-1
     timing = PromptTiming(id="r", user_message_index=0, message_start_index=0, started_at=5, finished_at=9)
     record = RunRecord(run_id="r", outcome="success", timing=timing, request_id="q", digest="d")
     written, read = History(), History()
+    written.append(UserMessage(index=0, content=[], timestamp=1))
     written.append_run(record)
-    read.read(written.lines[0])
+    for line in written.lines:
+        read.read(line)
     assert read.requests["q"] == read.runs["r"] == record
     assert read.timings == [timing]
-    assert b"stopped" not in written.lines[0]
-    assert msgspec.json.decode(written.lines[0])["type"] == "run"
+    assert b"stopped" not in written.lines[1]
+    assert msgspec.json.decode(written.lines[1])["type"] == "run"
 
 
 def test_timings_without_id_and_ranges_stay_valid() -> None:  # P-6
     history = History()
+    history.append(UserMessage(index=0, content=[], timestamp=1))
     history.read(
         b'{"type":"run","runId":"r","outcome":"success","timing":{"userMessageIndex":0,"startedAt":1,"finishedAt":2}}\n'
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ import trio
 from inprocess import PlayedModel, Wire, World, running, text
 
 from loop_protocol.v1.errors import RpcError
+from loopd.storage.fs import FileSystem
 
 
 async def _error(wire: Wire, method: str, params: Any) -> RpcError:
@@ -116,6 +118,26 @@ async def test_continue_takes_the_most_recent_session_and_open_an_exact_path(tmp
         # A failed opening leaves nothing locked.
         (tmp_path / "ws").mkdir()
         assert (await wire.call("runtime/open", gone))["path"] == paths[0]
+
+
+async def test_an_opening_that_fails_after_it_took_the_lock_locks_nobody_out(tmp_path: Path) -> None:  # S-22, I-10
+    class Unlistable(FileSystem):
+        broken = True
+
+        def scan(self, fd: int) -> list[tuple[str, bool]]:
+            if self.broken:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            return super().scan(fd)
+
+    async with running(tmp_path) as world:
+        wire = await world.connect()
+        path = (await wire.open(world, attach=False))["path"]
+    disk = Unlistable()
+    async with running(tmp_path, fs=disk) as world:
+        wire = await world.connect()
+        assert (await _error(wire, "runtime/open", _opening(world, "open", path=path))).kind == "save_failed"
+        disk.broken = False
+        assert (await wire.call("runtime/open", _opening(world, "open", path=path)))["path"] == path
 
 
 async def test_a_damaged_session_is_refused_with_its_place_and_listed(tmp_path: Path) -> None:  # S-4, S-5, S-24

@@ -79,6 +79,31 @@ async def test_who_watches_hears_of_the_sessions_of_others_as_the_list_shows_the
         assert not watcher.events
 
 
+async def test_a_session_is_told_to_be_gone_when_the_list_lacks_it_though_its_deletion_failed(tmp_path: Path) -> None:
+    """S-28: what is left of it is no session, and nothing further would tell of it."""
+
+    class Clinging(FileSystem):
+        clings = False
+
+        def unlink(self, name: str, *, dir_fd: int) -> None:
+            if self.clings:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            super().unlink(name, dir_fd=dir_fd)
+
+    disk = Clinging()
+    async with running(tmp_path, model=PlayedModel([text("hi")]), fs=disk) as world:
+        watcher, wire = await world.connect(), await world.connect()
+        opened = await wire.open(world, attach=False)
+        await wire.call("runtime/dispose", {"runtimeId": opened["runtimeId"]})
+        await watcher.call("server/watch")
+        disk.clings = True
+        with pytest.raises(RpcError) as failed:
+            await wire.call("session/delete", {"path": opened["path"]})
+        assert failed.value.kind == "save_failed"
+        assert await _listed(wire, world) == []
+        assert await _told(watcher) == [SessionRemoved(opened["path"], opened["sessionId"])]
+
+
 async def test_a_draft_is_told_of_once_it_is_saved_and_memory_never(tmp_path: Path) -> None:  # S-3
     async with running(tmp_path, model=PlayedModel([text("hi")])) as world:
         watcher, wire = await world.connect(), await world.connect()

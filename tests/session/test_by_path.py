@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from inprocess import PlayedModel, Wire, World, running, text
 from test_marks import Held, HeldSession
 from test_saving import Breaking
@@ -264,6 +265,46 @@ async def test_of_a_deletion_and_an_opening_at_once_either_wins_and_the_other_is
             for runtime in tuple(world.daemon.runtimes.by_id):
                 await wire.call("runtime/dispose", {"runtimeId": runtime})
         print(seen)
+
+
+class HeldDeletion(FileSystem):
+    """A deletion waits right before its session is gone."""
+
+    def __init__(self) -> None:
+        self.reached, self.gate = threading.Event(), threading.Event()
+
+    def rename(self, source: str, target: str, *, dir_fd: int) -> None:
+        if target.endswith(".loopd-deleted"):
+            self.reached.set()
+            self.gate.wait(10)
+        super().rename(source, target, dir_fd=dir_fd)
+
+
+@pytest.mark.parametrize("others", [0, 1])
+async def test_continue_during_the_deletion_of_the_latest_session_takes_the_next_one_or_a_new_one(
+    others: int, tmp_path: Path
+) -> None:
+    """S-2, S-28"""
+    disk = HeldDeletion()
+    async with running(tmp_path, model=PlayedModel([text("hi")]), fs=disk) as world:
+        wire, other = await world.connect(), await world.connect()
+        kept = [(await _saved(world, wire))["sessionId"] for _ in range(others)]
+        latest = await _saved(world, wire)
+        deletion = await wire.request("session/delete", {"path": latest["path"]})
+        assert await trio.to_thread.run_sync(disk.reached.wait, 10)
+        ask = {"cwd": world.cwd, "session": {"kind": "continue"}}
+        continuing = await other.request("runtime/open", ask)
+        [turn] = world.daemon.runtimes._turns
+        while len(world.daemon.runtimes._turns) == 1:  # until it is at it, and has found the latest
+            await other.call("server/status")
+        assert turn[0] == "session"
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        disk.gate.set()
+        assert await wire.answer(deletion) == {}
+        opened = await other.answer(continuing)
+        assert opened["sessionId"] != latest["sessionId"]
+        assert opened["state"]["messageCount"] == (2 if others else 0)
+        assert not others or [opened["sessionId"]] == kept
 
 
 async def test_two_clients_delete_one_session_once(tmp_path: Path) -> None:

@@ -8,6 +8,9 @@ disk is repaired, and the conversation goes on (S-14…S-16, I-5, I-6, storage r
 from __future__ import annotations
 
 import errno
+import json
+import os
+import shutil
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -23,9 +26,13 @@ from inprocess import Wire, World, running
 
 from loop_protocol.v1.errors import RpcError
 from loopd.agent.tools import session_tools
-from loopd.storage.files import read_session
+from loopd.core.history import RunRecord
+from loopd.storage import SessionMissing, legacy
+from loopd.storage.files import open_session, read_session
+from loopd.storage.places import place_of
 
 OTHER = {"provider": "practice", "id": "other"}
+TITLE = "By hand"
 # What one prompt that reads a file adds: the prompt, the call, its result, the answer.
 TURN = 4
 
@@ -39,21 +46,33 @@ class Talk:
     disk: Faulty
     cwd: str
     opened: dict[str, Any] | None = None
-    said: list[str] = field(default_factory=list)
+    told: dict[str, list[str]] = field(default_factory=dict)
     path: str = ""
+    other: str = ""
     model: Any = None
     saved: bool = True
+    pinned: bool = False
+    titled: bool = False
+    read: bool = False
+    deleting: bool = False
 
     @property
     def ids(self) -> dict[str, Any]:
         assert self.opened is not None
         return {"sessionId": self.opened["sessionId"]}
 
+    @property
+    def said(self) -> list[str]:
+        """What the session at ``path`` was asked."""
+        return self.told.setdefault(self.path, [])
+
     # --- operations; a refusal is raised
 
     async def new(self) -> None:
         await self._open({"kind": "new"})
-        self.said = []
+
+    async def draft(self) -> None:
+        await self._open({"kind": "draft"})
 
     async def reopen(self) -> None:
         await self._open({"kind": "open", "path": self.path})
@@ -71,7 +90,7 @@ class Talk:
         answer = await self.wire.call("session/prompt", {**self.ids, "content": asked, "wait": True})
         self.said.append(asked)
         assert answer["outcome"] == "success"
-        self.saved = answer["saved"]
+        self.saved, self.read = answer["saved"], False
         assert self.saved or answer["error"]["kind"] == "save_failed"
 
     async def flush(self) -> None:
@@ -85,7 +104,59 @@ class Talk:
     async def replace(self) -> None:
         assert self.opened is not None
         self.opened = await self.wire.call("runtime/newSession", {"runtimeId": self.opened["runtimeId"]})
-        self.path, self.said = self.opened["path"], []
+        self.path = self.opened["path"]
+
+    async def switch(self) -> None:
+        assert self.opened is not None
+        seat = {"runtimeId": self.opened["runtimeId"], "path": self.other}
+        self.opened = await self.wire.call("runtime/switchSession", seat)
+        self.path = self.other
+
+    async def pin(self) -> None:
+        assert (await self.wire.call("session/setPinned", {**self._named, "pinned": True}))["pinnedAt"]
+        self.pinned = True
+
+    async def mark_read(self) -> None:
+        count = TURN * len(self.said)
+        assert (await self.wire.call("session/markRead", {**self._named, "messageCount": count}))["read"]
+        self.read = True
+
+    async def rename(self) -> None:
+        await self.wire.call("title/rename", {**self._named, "text": TITLE})
+        self.titled = True
+
+    async def mark(self) -> None:
+        await self.pin()
+        await self.mark_read()
+        await self.rename()
+
+    @property
+    def _named(self) -> dict[str, Any]:
+        return {"path": self.path} if self.opened is None else self.ids
+
+    async def delete(self) -> None:
+        """One that failed may have got as far as to make it a session no more; the next one removes what is left."""
+        self.deleting = True
+        try:
+            await self.wire.call("session/delete", {"path": self.path})
+        except RpcError as error:
+            if error.kind != "session_not_found":
+                raise
+        assert not os.listdir(os.path.dirname(os.path.dirname(self.path)))
+        self.told.pop(self.path, None)
+
+    async def recover(self) -> None:
+        """As with a prompt, what is taken over is history, whether it could be saved or not."""
+        refusal = None
+        try:
+            await self.wire.call("session/recover", self.ids)
+        except RpcError as error:
+            refusal = error
+        self.saved = not (await self.wire.call("session/state", self.ids))["hasPendingSave"]
+        if refusal is not None and self.saved:
+            raise refusal
+        assert self.saved is (refusal is None)
+        self.said.append("read note-1")
 
     async def dispose(self) -> None:
         assert self.opened is not None
@@ -110,9 +181,62 @@ class Talk:
         await self.begin()
         await self.dispose()
 
+    async def two(self) -> None:
+        """One that is closed, and one that is open."""
+        await self.close()
+        self.other = self.path
+        await self.begin()
+
+    async def earlier(self) -> None:
+        """A session of an earlier version, in one file."""
+        place = Path(place_of(self.world.services.data_dir, self.cwd))
+        place.mkdir(parents=True)
+        ask = {"type": "toolCall", "id": "c", "name": "read", "arguments": {"path": "note-0"}}
+        timing = {"id": "t", "userMessageIndex": 0, "startedAt": 5, "finishedAt": 6}
+        head = {"format": "loop-session", "version": 2, "cwd": self.cwd, "updatedAt": 7, "promptTimings": [timing]}
+        lines: list[Any] = [
+            head,
+            {"role": "user", "content": "read note-0"},
+            {"role": "assistant", "content": [ask], "stopReason": "toolUse"},
+            {"role": "toolResult", "toolCallId": "c", "content": "note 0 says so"},
+            {"role": "assistant", "content": "it says so"},
+        ]
+        (place / "old.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        self.path = str(place / "old.jsonl")
+        self.told = {path: ["read note-0"] for path in (self.path, str(place / "old" / "meta.json"))}
+        self.read = True
+
+    async def crash(self) -> None:
+        """All that is left of the second turn is its journal; the session is open again."""
+        await self.begin()
+        directory = Path(self.path).parent
+        before = directory.with_name(".before")
+        shutil.copytree(directory, before)
+        await self.prompt()
+        *lines, record = self.world.session_of(self.ids["sessionId"]).core.history.lines[-TURN - 1 :]
+        await self.dispose()
+        shutil.rmtree(directory)
+        before.rename(directory)
+        self.said.pop()
+        store, _ = open_session(Steps(), self.path)
+        store.journal.begin(store.meta.committed.commit_id, msgspec.json.decode(record, type=RunRecord), lines[0])
+        for line in lines[1:]:
+            store.journal.append(line)
+        store.close()
+        await self.reopen()
+        assert self.opened is not None
+        assert self.opened["state"]["recoverable"]["messages"] == TURN
+
     async def fail(self) -> None:
         """Leave a save pending."""
         await self.begin()
+        await self._prompt_in_vain()
+
+    async def fail_draft(self) -> None:
+        await self.draft()
+        await self._prompt_in_vain()
+
+    async def _prompt_in_vain(self) -> None:
         self.disk.arm(1, errno.EIO, lasting=True)
         await self.prompt()
         self.disk.disarm()
@@ -135,11 +259,23 @@ OPERATIONS: dict[str, tuple[Callable[[Talk], Awaitable[None]], Callable[[Talk], 
     "continue": (Talk.close, Talk.proceed),
     "state by path": (Talk.close, Talk.read_closed),
     "list": (Talk.close, Talk.list),
+    "marks": (Talk.begin, Talk.mark),
+    "pin while a save is pending": (Talk.fail, Talk.pin),
+    "draft's first save": (Talk.draft, Talk.prompt),
+    "draft's flush": (Talk.fail_draft, Talk.flush),
+    "switchSession": (Talk.two, Talk.switch),
+    "migration": (Talk.earlier, Talk.reopen),
+    "recover": (Talk.crash, Talk.recover),
+    "marks by path": (Talk.close, Talk.mark),
+    "delete": (Talk.close, Talk.delete),
 }
 # What stays until somebody repairs it, and what may also pass by itself.
 STAY = ["ENOSPC", "EDQUOT", "EROFS", "EIO", "EMFILE", "EFBIG", "EACCES", "short write"]
 PASS = ["EIO", "EMFILE", "short write"]
-READS = {"open", "continue", "state by path", "list"}
+READS = {"open", "continue", "state by path", "list", "switchSession", "delete"}  # they write no byte
+# These have every way to fail at every call. The others have EIO and short writes at every one, and each of the further
+# ways at every fourth, beginning with another: none of those leads to code of its own.
+THOROUGH = {"new session", "first prompt", "prompt", "flush"}
 MATRIX = [
     (operation, kind, lasting)
     for operation in OPERATIONS
@@ -157,8 +293,9 @@ async def test_any_storage_call_that_fails_loses_and_doubles_nothing(
     number = errno.ENOSPC if short else getattr(errno, kind)
     before, perform = OPERATIONS[operation]
     hits: Counter[str] = Counter()
+    stride = 1 if kind in ("EIO", "short write") or operation in THOROUGH else 4
     async with _client(tmp_path) as (world, wire, disk):
-        for k in count(1):
+        for k in count(1 + STAY.index(kind) % stride, stride):
             talk = Talk(world, wire, disk, str(tmp_path / f"ws-{k}"))
             _workspace(talk)
             await before(talk)
@@ -207,23 +344,52 @@ async def _tells_the_truth(talk: Talk) -> None:
     pending = {one["sessionId"] for one in status["pendingSaves"]}
     if talk.opened is None:
         assert not pending
+        _is_there_or_gone(talk)
         return
     state = await talk.wire.call("session/state", talk.ids)
     assert state["hasPendingSave"] is not talk.saved
     assert pending == (set() if talk.saved else {state["sessionId"]})
     live = await _messages(talk)
     assert [one for one in live if one["role"] == "user"] == live[::TURN]
-    meta, stored = read_session(Steps(), talk.path)
     n = state["messageCount"]
     assert len(live) == state["liveCount"] == n + (0 if talk.saved else TURN)
-    assert stored.messages in {n, len(live)}
-    lines = talk.world.session_of(state["sessionId"]).core.history.lines
-    assert stored.lines == lines[: len(stored.lines)]
+    try:
+        meta, stored = read_session(Steps(), talk.path)
+    except SessionMissing:
+        assert (state["kind"], n) == ("draft", 0)
+    else:
+        assert stored.messages in {n, len(live)}
+        lines = talk.world.session_of(state["sessionId"]).core.history.lines
+        assert stored.lines == lines[: len(stored.lines)]
+        assert msgspec.to_builtins(meta.model) in (talk.model, OTHER)
     assert state["model"] == talk.model
-    assert msgspec.to_builtins(meta.model) in (talk.model, OTHER)
+    _shows_the_marks(talk, state)
     told = [one.event.__struct_config__.tag for one in talk.wire.events if one.session_id == state["sessionId"]]
     saves = [tag for tag in told if tag in ("session_saved", "save_failed")]
     assert not saves or (saves[-1] == "save_failed") is not talk.saved
+
+
+def _is_there_or_gone(talk: Talk) -> None:
+    """A session that is not open: whole where it was, unless it was to be deleted."""
+    if talk.path not in talk.told:
+        return
+    try:
+        if talk.path.endswith(legacy.SUFFIX):
+            model = talk.world.services.models.default()
+            _, _, stored = legacy.read(Steps(), talk.path, model=model, permission="read-only")
+        else:
+            _, stored = read_session(Steps(), talk.path)
+    except SessionMissing:
+        assert talk.deleting
+    else:
+        assert stored.messages == TURN * len(talk.said)
+
+
+def _shows_the_marks(talk: Talk, state: Any) -> None:
+    assert ("pinnedAt" in state) is talk.pinned
+    assert (state.get("title", {}).get("text") == TITLE) is talk.titled
+    if talk.saved:
+        assert state["unread"] is (bool(talk.said) and not talk.read)
 
 
 async def _messages(talk: Talk) -> list[Any]:
@@ -239,7 +405,7 @@ async def _repaired(talk: Talk, again: Callable[[Talk], Awaitable[None]]) -> Non
     if not talk.saved:
         await talk.flush()
     if talk.opened is None:
-        await talk.reopen()
+        await (talk.reopen() if talk.path in talk.told else talk.new())
 
 
 async def _goes_on(talk: Talk) -> None:
@@ -251,6 +417,7 @@ async def _goes_on(talk: Talk) -> None:
     assert not talk.world.daemon.sessions()
     listed = await talk.wire.call("session/list", {"cwd": talk.cwd})
     assert not listed["damaged"]
+    assert not listed["legacy"]
     counted = {row["path"]: row["messageCount"] for row in listed["sessions"]}
     assert counted[talk.path] == TURN * len(talk.said)
     for talk.path, messages in counted.items():  # also one whose creation was refused after it was on disk
@@ -271,3 +438,5 @@ async def _all_there_once(talk: Talk) -> None:
     assert len(stored.timings) == len({timing.id for timing in stored.timings}) == len(talk.said)
     assert msgspec.to_builtins(meta.model) == state["model"]
     assert (meta.updated_at, meta.unread) == (state["updatedAt"], state["unread"])
+    told = (meta.pinned_at, msgspec.to_builtins(meta.title or meta.committed.fallback))
+    assert told == (state.get("pinnedAt"), state["title"])

@@ -604,3 +604,23 @@ async def test_in_memory_the_same_holds_without_a_file(tmp_path: Path) -> None: 
         state = await _state(wire, opened)
         assert (state["title"], state["unread"], "pinnedAt" in state) == (BY_HAND, True, True)
         assert not list(tmp_path.rglob("meta.json"))
+
+
+@pytest.mark.parametrize("how", ["dispose", "replace", "end"])
+async def test_what_a_failed_change_left_on_disk_is_taken_back_before_the_session_is_let_go(
+    how: str, tmp_path: Path
+) -> None:
+    """I-6: the write failed after its rename, so it stands there, and memory has it not."""
+    disk = Held()
+    async with running(tmp_path, model=PlayedModel([text("hi")]), fs=disk) as world:
+        wire = await world.connect()
+        opened = await wire.open(world)
+        disk.hold(fail={1})
+        disk.release()
+        assert await _refusal(wire, "session/setPinned", sessionId=opened["sessionId"], pinned=True) == "save_failed"
+        assert _meta(opened).pinned_at is not None
+        if how == "dispose":
+            await wire.call("runtime/dispose", {"runtimeId": opened["runtimeId"]})
+        elif how == "replace":
+            await wire.call("runtime/newSession", {"runtimeId": opened["runtimeId"]})
+    assert _meta(opened).pinned_at is None

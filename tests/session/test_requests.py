@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 from inprocess import PlayedModel, Wire, running, text
+from stepping import Steps
 
+from loop_protocol import jsonrpc
 from loop_protocol.v1.errors import RpcError
 from loopd.agent import Reply
 
@@ -156,3 +161,56 @@ async def test_messages_come_in_pages_of_stored_lines(tmp_path: Path) -> None:
         assert [message["index"] for message in one["messages"]] == [2]
         beyond = await wire.call("session/messages", {"sessionId": opened["sessionId"], "start": 99})
         assert beyond["messages"] == []
+
+
+async def test_a_prompt_that_arrives_at_any_step_of_a_run_is_refused_or_run_and_never_both(tmp_path: Path) -> None:
+    """K-28: at the very moment at which the other one settles too."""
+    seen: list[str] = []
+    async with running(tmp_path, model=PlayedModel([text("done")])) as world:
+        wire, other = await world.connect(), await world.connect()
+        opened = await wire.open(world, attach=False)
+        ask = {"sessionId": opened["sessionId"], "content": "x", "wait": True}
+        accepted = 0
+        for at in count(1):
+            body = jsonrpc.request_body(1000 + at, "session/prompt", ask)
+            # At once, so that it is there when the daemon looks again: no task of ours has to run first.
+            step = Steps(at=at, act=partial(os.write, other.stream.socket.fileno(), body))
+            trio.lowlevel.add_instrument(step)
+            assert (await wire.call("session/prompt", ask))["outcome"] == "success"
+            accepted += 1
+            trio.lowlevel.remove_instrument(step)
+            if step.count < at:
+                break
+            try:
+                seen.append((await other.answer(1000 + at))["outcome"])
+                accepted += 1
+            except RpcError as error:
+                seen.append(error.kind)
+            state = await wire.call("session/state", {"sessionId": opened["sessionId"]})
+            assert (state["messageCount"], state["userMessageCount"]) == (2 * accepted, accepted)
+            assert len(state["timings"]) == accepted
+    assert set(seen) == {"success", "session_busy"}
+
+
+async def test_a_stop_before_the_provider_answers_ends_the_run_at_once_and_a_further_one_is_told_that_it_is_late(
+    tmp_path: Path,
+) -> None:
+    """K-29"""
+    async with running(tmp_path, model=PlayedModel([Gate()])) as world:
+        wire, other = await world.connect(), await world.connect()
+        opened = await wire.open(world)
+        ask = {"sessionId": opened["sessionId"]}
+        assert await wire.call("session/abort", ask) == {"stopped": False}
+        for method in ("session/stop", "session/abort"):
+            run_id = await wire.prompt(opened["sessionId"])
+            stop = ask | ({"runId": run_id} if method == "session/stop" else {})
+            with trio.fail_after(2):
+                one, two = await wire.request(method, stop), await other.request(method, stop)
+                assert await wire.answer(one) == {"stopped": True}
+                assert (await other.answer(two))["stopped"] in (True, False)  # it may have been over by then
+                result = await wire.call("run/wait", {"runId": run_id})
+            assert result == {"runId": run_id, "outcome": "cancelled", "saved": True}
+            assert await wire.call(method, stop) == {"stopped": False}
+        assert await _kind(wire, "session/stop", **ask, runId="never") == "run_not_found"
+        state = await wire.call("session/state", ask)
+        assert (state["messageCount"], [one["stopped"] for one in state["timings"]]) == (2, [True, True])

@@ -112,6 +112,11 @@ async def test_a_failed_save_is_pending_until_a_flush_and_nothing_runs_again(tmp
             == "pending_save"
         )
         assert await _refusal(wire, "runtime/newSession", runtimeId=opened["runtimeId"]) == "pending_save"
+        elsewhere = {"runtimeId": opened["runtimeId"], "path": str(tmp_path / "x" / "meta.json")}
+        assert await _refusal(wire, "runtime/switchSession", **elsewhere) == "pending_save"
+        assert await _refusal(wire, "title/rename", sessionId=session_id, text="x") == "pending_save"
+        assert await _refusal(wire, "session/markRead", path=opened["path"], messageCount=2) == "pending_save"
+        assert await _refusal(wire, "session/delete", path=opened["path"]) == "session_locked"
         assert await _refusal(wire, "runtime/dispose", runtimeId=opened["runtimeId"]) == "pending_save"
         assert (await wire.call("server/status"))["pendingSaves"][0]["sessionId"] == session_id
         # I-10: a refusal changes nothing.

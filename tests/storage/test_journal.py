@@ -137,12 +137,16 @@ def _after(cut: CutShort) -> tuple[Recoverable | None, CutOff | None]:
     return told, taken
 
 
-@pytest.mark.parametrize("head", [b'"format":"other"', b'"version":2', b'"commitId":"another"', b'"run":3', b"{"])
-def test_a_journal_of_another_commit_format_or_version_is_none(head: bytes, cut: CutShort) -> None:  # K-9
+@pytest.mark.parametrize(
+    "head",
+    [b'"format":"other"', b'"version":2', b'"commitId":"another"', b'"run":3', b'"userMessageIndex":99', b"{"],
+)
+def test_a_journal_of_another_commit_format_version_or_run_is_none(head: bytes, cut: CutShort) -> None:  # K-9, S-19
     cut.crash()
     body = cut.journal.read_bytes()
     commit_id = cut.store.meta.committed.commit_id.encode()
     known = [b'"format":"loop-journal"', b'"version":1', b'"commitId":"' + commit_id + b'"', b'"run":{"type"', b"{"]
+    known.append(b'"userMessageIndex":%d' % RUN.timing.user_message_index)
     (was,) = [one for one in known if one.split(b":")[0] == head.split(b":")[0]]
     cut.journal.write_bytes(body.replace(was, head if head != b"{" else b"", 1))
     assert cut.found() == (None, None)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -147,6 +148,30 @@ def test_a_line_that_is_no_record_is_refused_where_it_starts(line: bytes, sessio
     lines = (session / "history.jsonl").read_bytes().splitlines(keepends=True)[:5]
     _publish(session, [*lines, line])
     assert _refusal(session).offset == sum(map(len, lines))
+
+
+@pytest.mark.parametrize("kind", ["run", "timing"])
+@pytest.mark.parametrize(
+    "timing",
+    [
+        {"userMessageIndex": 4},
+        {"userMessageIndex": -1},
+        {"userMessageIndex": 0, "messageStartIndex": 3, "messageEndIndex": 2},
+        {"userMessageIndex": 0, "messageStartIndex": 0, "messageEndIndex": 5},
+        {"userMessageIndex": 0, "messageStartIndex": -1, "messageEndIndex": 2},
+    ],
+)
+def test_a_timing_about_messages_that_are_not_there_is_refused_where_its_record_starts(
+    kind: str, timing: Any, session: Path
+) -> None:
+    """S-19, S-5: what is kept apart from the messages is validated like them."""
+    lines = (session / "history.jsonl").read_bytes().splitlines(keepends=True)[:4]
+    record: dict[str, Any] = {"type": kind, "timing": {"startedAt": 5, **timing}}
+    if kind == "run":
+        record |= {"runId": "r", "outcome": "success"}
+    _publish(session, [*lines, msgspec.json.encode(record) + b"\n"])
+    refused = _refusal(session)
+    assert (refused.offset, "messages that are not there" in refused.reason) == (sum(map(len, lines)), True)
 
 
 def _set(**changes: Any) -> Callable[[Any], Any]:
