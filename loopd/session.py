@@ -25,7 +25,7 @@ from .core.timings import Clock
 from .event_log import EventLog
 from .job import Job
 from .run import Conversation, Run, generate
-from .saving import Saving
+from .saving import SETTLING_S, Saving
 from .services import Services
 from .storage import Metadata, StorageError, Store
 
@@ -127,7 +127,8 @@ class Session:
                             self.run.stop()
                     nursery.cancel_scope.cancel()
             finally:
-                await self.saving.settle()
+                with trio.move_on_after(SETTLING_S, shield=True):
+                    await self.saving.settle()
         except Exception:  # boundary: session supervisor, the outermost: a fault in closing after a fault
             log.exception("session %s: closed without a rescue copy", self.core.id)
             self._farewell = "fault"

@@ -66,12 +66,7 @@ class Guest:
 
     def close(self) -> None:
         assert self._nursery is not None
-        nursery = self._nursery
-
-        async def cancel() -> None:
-            nursery.cancel_scope.cancel()
-
-        nursery.start_soon(cancel)
+        self._nursery.cancel_scope.cancel()
         self._turn(lambda: bool(self._ended))
         self._ended[0].unwrap()
 

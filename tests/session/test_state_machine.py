@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis
+import trio
 from guest import Guest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -430,6 +431,7 @@ class Lives(RuleBasedStateMachine):
 
 
 async def _failing(_request: Any, _say: Callable[[Any], None]) -> Any:
+    await trio.lowlevel.checkpoint()
     raise ModelError("bad_request", "the provider refuses")
 
 
