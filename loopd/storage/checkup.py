@@ -21,12 +21,12 @@ from .copies import copies_in, read_copy, standing
 from .document import META
 from .files import read_session
 from .fs import BLOCK, DIRECTORY, READ, FileSystem, explain, failing, opened
+from .journal import JOURNAL, OLD
 from .places import beside, workspace_key
 from .reading import HISTORY
 
-JOURNAL = "run.journal"
 _LEFTOVERS = {f".{META}.tmp", f".{HISTORY}.tmp"}
-_KNOWN = {META, HISTORY, JOURNAL, f"{JOURNAL}.old"} | _LEFTOVERS
+_KNOWN = {META, HISTORY, JOURNAL, OLD} | _LEFTOVERS
 _AT_THE_TOP = {"sessions", "rescue", "loopd.log"}
 # Below this a session or two may be all that still fits.
 _LITTLE_ROOM = 64 * 1024 * 1024

@@ -16,11 +16,12 @@ from msgspec import structs
 from . import Metadata, SessionLocked, SessionMalformed, SessionMissing
 from .document import META, encode, rewritten
 from .fs import DIRECTORY, FileSystem, failing, opened, printable, replace_file, sync_directory
+from .journal import JOURNAL, OLD
 from .places import deleted, found, id_of, is_deleted, lock
 from .reading import HISTORY, read_metadata
 
 # All that a session's directory ever holds; metadata first, since nothing is a session without.
-_FILES = (META, HISTORY, "run.journal", "run.journal.old", f".{META}.tmp", f".{HISTORY}.tmp")
+_FILES = (META, HISTORY, JOURNAL, OLD, f".{META}.tmp", f".{HISTORY}.tmp")
 
 
 def change_metadata(

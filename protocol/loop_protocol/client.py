@@ -34,7 +34,6 @@ from .v1.events import EventParams, ServerEventParams
 from .v1.methods import METHODS, InitializeResult
 
 CONNECT_TIMEOUT = 10.0
-SERVER_EVENTS = 4096
 _CHUNK = 256 * 1024
 
 
