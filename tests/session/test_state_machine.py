@@ -152,7 +152,9 @@ class Lives(RuleBasedStateMachine):
     @precondition(lambda self: self.now is None and self.fs.left is None and self.sessions)
     @rule(data=st.data())
     def reopens(self, data: st.DataObject) -> None:
-        path = data.draw(st.sampled_from(sorted(self.sessions)), label="path")
+        path = data.draw(st.sampled_from(list(self.sessions)), label="path")
+        if self.sessions[path].doubtful:
+            self._survived(self.sessions[path])
         opened = self._ask("runtime/open", cwd=self.world.cwd, session={"kind": "open", "path": path})
         assert opened["created"]
         self._entered(opened, self.sessions[path])
@@ -164,6 +166,8 @@ class Lives(RuleBasedStateMachine):
         refused = self._refused("runtime/dispose", runtimeId=self.runtime_id)
         assert refused == ("pending_save" if self.now.pending else None)
         if refused is None:
+            # A disk that works is told what holds before the session is let go (I-6).
+            self.now.doubtful = self.now.doubtful and self._disk_failed()
             self._gone(self.now)
             self.now = None
 
@@ -286,7 +290,8 @@ class Lives(RuleBasedStateMachine):
     # --- sessions that are not open -----------------------------------------------------------------------------------
 
     def _closed(self) -> list[str]:
-        return sorted(path for path, kept in self.sessions.items() if kept is not self.now)
+        # In the order in which they were made: ids are random, and a life must be the same when it is lived again.
+        return [path for path, kept in self.sessions.items() if kept is not self.now]
 
     @precondition(lambda self: self._closed() and self.fs.left is None)
     @rule(data=st.data(), pinned=st.booleans())
