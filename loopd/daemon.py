@@ -175,6 +175,9 @@ class Daemon:
         self.services.draining = False
         for drain in self._drains:
             drain.cancel()
+        for session in self.sessions():
+            session.core.queue.lift("draining")
+            session.runs.start_queued()
         systemd.notify(STATUS="serving")
         self.services.watch.state_changed()
 
@@ -216,6 +219,7 @@ class Daemon:
             runs=state.runs,
             pending_saves=state.pending_saves,
             rescued=list(self._rescued.values()),
+            queued=sum(len(session.core.queue.items) for session in self.sessions()),
         )
 
     def _state(self) -> DaemonState:
@@ -297,8 +301,7 @@ class Daemon:
         return self.services.clock.boot_ms() - self._started_ms
 
     def count(self, counter: str) -> None:
-        counters = self.services.counters
-        counters[counter] = counters.get(counter, 0) + 1
+        self.services.count(counter)
 
     def has_room(self, receiving: int) -> bool:
         """All clients' unfinished frames share one budget; a small one is always let in."""

@@ -19,8 +19,9 @@ from .core.history import History
 from .core.inputs import Invalid
 from .core.timings import following
 from .event_log import EventLog, SessionLog
+from .restoring import restored
 from .services import Services
-from .session import Place, Session, restored
+from .session import Place, Session
 from .storage import Store, files, legacy
 from .storage.document import META, first_metadata
 from .storage.draft import draft

@@ -1,4 +1,4 @@
-"""One run: from the accepted prompt to what its agent left behind."""
+"""One run: from the accepted prompt to what its agent left behind; or to what a crash left of it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import assert_never
 
 import trio
 
+from loop_protocol.v1.methods import RecoverResult
 from loop_protocol.v1.types import (
     AssistantMessage,
     ErrorInfo,
@@ -38,11 +39,15 @@ from .agent import (
 from .agent.context import ConversationInput
 from .agent.loop import Agent
 from .agent.prompt import system_prompt
+from .core.guards import Declined
 from .core.history import decode_message, encode
+from .core.inputs import UnsupportedInput, require_supported
 from .core.runs import RunState
 from .core.state import SessionCore
+from .models import ModelUnavailable
 from .saving import Saving
 from .services import Services
+from .storage import StorageError
 from .threads import in_thread
 
 log = logging.getLogger("loopd.run")
@@ -120,7 +125,7 @@ async def generate(
                 env=env,
                 permission=core.permission,
             )
-            await agent.run(_Context(run.state, core, conversation, saving))
+            await agent.run(_Context(run.state, core, conversation, saving, model))
     except Exception as error:  # boundary: agent run; outside the scope, where a clean-up that raises lands too
         return _described(error, core.id)
     return None
@@ -130,11 +135,14 @@ class _Context:
     """All that an agent sees of its session. Once generation has ended it refuses: a stale agent must not speak into
     the next run."""
 
-    def __init__(self, run: RunState, core: SessionCore, conversation: Conversation, saving: Saving) -> None:
+    def __init__(
+        self, run: RunState, core: SessionCore, conversation: Conversation, saving: Saving, model: Model
+    ) -> None:
         self._run = run
         self._core = core
         self._conversation = conversation
         self._saving = saving
+        self._model = model
 
     def say(self, said: Said) -> None:
         self._require_speaking()
@@ -176,9 +184,61 @@ class _Context:
         self._conversation.add(message)
         return message
 
+    async def take_inputs(self) -> bool:
+        self._require_speaking()
+        queue, entered = self._core.queue, False
+        while item := queue.next_steering:
+            queue.begin(item, self._run.id)
+            try:
+                require_supported(item.content, self._model.input, str(self._model.ref))
+                message = self._core.user_message(item.content)
+                line = encode(message)
+                await self._saving.journal(self._run, line)
+            except (UnsupportedInput, Declined) as error:
+                queue.leave(item, unacceptable(error))
+                continue
+            except BaseException:  # whatever it is, the item waits on
+                queue.leave(item)
+                raise
+            self._core.enter(self._run, item, message, line)
+            self._conversation.add(message)
+            entered = True
+        return entered
+
     def _require_speaking(self) -> None:
         if not self._run.generating:
             raise RuntimeError("this run has ended")
+
+
+def unacceptable(error: UnsupportedInput | ModelUnavailable | Declined) -> ErrorInfo:
+    """Why a queued input cannot become part of the conversation, in the protocol's words."""
+    match error:
+        case UnsupportedInput():
+            return ErrorInfo("unsupported_input", str(error))
+        case ModelUnavailable():
+            return ErrorInfo("model_unavailable", str(error))
+        case Declined():
+            return ErrorInfo(error.kind, str(error))
+
+
+async def recover(core: SessionCore, saving: Saving) -> RecoverResult:
+    """Take over what a crash left of a run (S-26). Raises ``Declined`` where it is gone, ``StorageError`` when the save
+    fails: then the messages are history, pending as after any run."""
+    found = await saving.cut_off()
+    if found is None:
+        core.recoverable = None
+        raise Declined("nothing_to_recover", "what the crash left is not there any more")
+    # Shielded from the end of the daemon too: half of it would be no conversation. Nothing here waits for long.
+    with trio.CancelScope(shield=True):
+        for message, line in found.messages:
+            core.take_over(message, line)
+            await trio.lowlevel.checkpoint()
+    run = core.complete_recovery(found.run)
+    await saving.save()
+    core.settle_run(run)
+    if core.unsaved is not None:
+        raise StorageError(core.unsaved)
+    return RecoverResult(run_id=run.id, messages=len(found.messages))
 
 
 def _described(error: Exception, session_id: str) -> ErrorInfo:

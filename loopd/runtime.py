@@ -16,14 +16,16 @@ from loop_protocol.v1 import events as ev
 from loop_protocol.v1.methods import CallerParams, NewSessionParams, RuntimeOpenParams, SwitchParams
 from loop_protocol.v1.types import SessionKind
 
-from .core.guards import Operation
+from .core.guards import Declined, Operation
+from .core.snapshot import snapshot
 from .event_log import EventLog
-from .job import Job
+from .job import Job, Jobs
 from .opening import Opening, Wanted, directory_of, environment_for, wanted_places
 from .run import Run
-from .seat import Declined, Runtime, closed_again, conflict, copied, locked
+from .runs import nobody
+from .seat import Runtime, closed_again, conflict, copied, locked
 from .services import Services
-from .session import Session, nobody
+from .session import Session
 from .storage import SessionMissing, StorageError
 
 REMEMBERED_RUNS = 256
@@ -39,7 +41,7 @@ class Runtimes:
         self.runs: OrderedDict[str, Run] = OrderedDict()
         self._live = live
         self._turns: dict[tuple[str, str], trio.Event] = {}
-        self._performing: set[trio.CancelScope] = set()
+        self._jobs = Jobs(live, lambda: Declined("draining", "the daemon ends, and the disk does not answer"))
         self._leaving: dict[str, trio.Event] = {}
 
     # --- looking up ---------------------------------------------------------------------------------------------------
@@ -76,8 +78,9 @@ class Runtimes:
                 return runtime
         return None
 
-    def remember(self, run: Run) -> None:
+    def _remember(self, run: Run) -> None:
         self.runs[run.state.id] = run
+        self.services.count("runs")
         settled = [run_id for run_id, known in self.runs.items() if known.done.is_set()]
         for run_id in settled[: max(0, len(self.runs) - REMEMBERED_RUNS)]:
             del self.runs[run_id]
@@ -86,26 +89,11 @@ class Runtimes:
 
     def start(self, work: Callable[[], Awaitable[T]]) -> Job[T]:
         """Work of the registry: a client that goes away does not leave a session half open."""
-        job: Job[T] = Job()
-        self._live.start_soon(self._perform, job, work)
-        return job
-
-    async def _perform(self, job: Job[T], work: Callable[[], Awaitable[T]]) -> None:
-        with trio.CancelScope(shield=True) as performing:
-            self._performing.add(performing)
-            try:
-                job.succeed(await work())
-            except Exception as error:  # boundary: request tail, which raises it again
-                job.fail(error)
-            finally:
-                self._performing.discard(performing)
-        if performing.cancelled_caught:
-            job.fail(Declined("draining", "the daemon ends, and the disk does not answer"))
+        return self._jobs.start(work)
 
     def give_up(self) -> None:
         """The daemon ends and waits no longer for what does not come to an end."""
-        for performing in tuple(self._performing):
-            performing.cancel()
+        self._jobs.give_up()
 
     async def open(self, params: RuntimeOpenParams) -> tuple[Runtime, bool]:
         """The runtime, and whether it was made. Openings of one workspace come one after the other: of ten clients
@@ -221,8 +209,12 @@ class Runtimes:
             await self._require_only_default(session)
         runtime = Runtime(session.events.runtime_id, session.events, session, default=default, mode=mode)
         self.by_id[runtime.id] = runtime
-        session.on_fault = partial(self._forget, runtime)
+        self._own(runtime, session)
         return runtime
+
+    def _own(self, runtime: Runtime, session: Session) -> None:
+        session.on_fault = partial(self._forget, runtime)
+        session.runs.on_begin = self._remember
 
     async def _require_only_default(self, session: Session) -> None:
         """A workspace has one default runtime; a session that would make a second one is closed again."""
@@ -278,9 +270,9 @@ class Runtimes:
 
     def _install(self, runtime: Runtime, old: Session, new: Session) -> Session:
         """The new one is prepared, in the order of R-4: what failed before left the old one in place (R-3)."""
-        new.on_fault = partial(self._forget, runtime)
+        self._own(runtime, new)
         runtime.session = new
-        runtime.events.publish(new.core.id, ev.SessionReplaced(old.core.id, new.core.state()))
+        runtime.events.publish(new.core.id, ev.SessionReplaced(old.core.id, snapshot(new.core)))
         runtime.events.end_unfollowing()
         old.on_fault = nobody
         old.end(None)
@@ -308,6 +300,7 @@ class Runtimes:
             await session.dispose(reason)
         except StorageError:
             session.core.disposing, session.disposal = False, None
+            session.runs.start_queued()
             raise
         self._forget(runtime)
 

@@ -14,8 +14,8 @@ from loop_protocol.v1.types import Title
 
 from .core.marks import is_seen, pin_of
 from .core.state import SessionCore
+from .restoring import restored
 from .services import Services
-from .session import restored
 from .storage import Metadata, SessionMissing, files, legacy, unopened
 from .storage.document import META
 from .storage.journal import recoverable_at

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from loop_protocol.v1.methods import RuntimeRow
 from loop_protocol.v1.types import SessionKind
 
+from .core.guards import Declined
 from .event_log import EventLog
 from .session import Session
-
-
-class Declined(Exception):
-    """No such thing, or it stands in the way: nothing changed. ``kind`` is the protocol's word for it."""
-
-    def __init__(self, kind: str, message: str, **data: Any) -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.data = data
 
 
 class Runtime:
@@ -59,6 +49,7 @@ class Runtime:
             has_pending_save=core.unsaved is not None,
             title=core.title,
             default=self.default,
+            queued=len(core.queue.items),
         )
 
 

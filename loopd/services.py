@@ -41,6 +41,9 @@ class Services:
     def __post_init__(self) -> None:
         self.watch = Watch(self.clock, self.pump)
 
+    def count(self, counter: str) -> None:
+        self.counters[counter] = self.counters.get(counter, 0) + 1
+
     @property
     def durable(self) -> bool:
         return self.config.daemon.durability == "power-loss"

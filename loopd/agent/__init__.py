@@ -212,3 +212,8 @@ class RunContext(Protocol):
     async def append(self, finished: Reply | ToolOutcome, call: ToolCallBlock | None = None) -> Message:
         """Make a finished message history: a model's reply, or the outcome of ``call``. It is journalled before anybody
         sees it, which takes bounded time and cannot be cancelled (S-26)."""
+
+    async def take_inputs(self) -> bool:
+        """Let what people want to steer the run with become history, at a moment when all calls have their results
+        (Q-2); whether there was any. It waits for nothing when there is none, so that nothing can come between the last
+        time and the end of the run."""

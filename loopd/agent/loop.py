@@ -71,7 +71,7 @@ class Agent:
                 # A stop between two calls counts, however little the first one waited.
                 await trio.lowlevel.checkpoint()
                 await self._perform(call, context, cut=reply.stop_reason == "length")
-            if not calls:
+            if not await context.take_inputs() and not calls:
                 return
 
     async def _perform(self, call: ToolCallBlock, context: RunContext, *, cut: bool) -> None:

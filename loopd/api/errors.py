@@ -7,11 +7,9 @@ import logging
 from loop_protocol.v1.errors import RpcError
 
 from ..core import inputs
-from ..core.guards import KIND, Refused
+from ..core.guards import KIND, Declined, Refused
 from ..models import ModelUnavailable
 from ..opening import CwdMissing
-from ..seat import Declined
-from ..session import NothingToRecover
 from ..storage import SessionLocked, SessionMalformed, SessionMissing, SessionUnsupported, StorageError
 
 log = logging.getLogger("loopd.api")
@@ -29,8 +27,6 @@ def translate(error: Exception) -> RpcError:
             return RpcError(error.kind, text, **error.data)
         case CwdMissing():
             return RpcError("cwd_missing", text)
-        case NothingToRecover():
-            return RpcError("nothing_to_recover", text)
         case inputs.Invalid():
             return RpcError("invalid_params", text, field=error.field)
         case inputs.UnsupportedInput():

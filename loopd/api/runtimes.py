@@ -9,6 +9,7 @@ from typing import Any
 from loop_protocol.v1 import methods as m
 from loop_protocol.v1.errors import RpcError
 
+from ..core.guards import Declined, Operation
 from ..job import Job
 from ..seat import Runtime
 from ..session import Session
@@ -36,12 +37,24 @@ def runtime_list(call: Call, _: m.NoParams) -> m.RuntimeListResult:
 
 def runtime_new_session(call: Call, params: m.NewSessionParams) -> Callable[[], Awaitable[m.ReplaceResult]]:
     runtime = call.runtimes.runtime(params.runtime_id)
+    _require_consent(runtime.session, Operation.REPLACE, discard=params.discard_queue)
     return _replaced(runtime, call.runtimes.new_session(runtime, params), runtime.session, created=True)
 
 
 def runtime_switch_session(call: Call, params: m.SwitchParams) -> Callable[[], Awaitable[m.ReplaceResult]]:
     runtime = call.runtimes.runtime(params.runtime_id)
+    if params.path != runtime.session.core.path:
+        _require_consent(runtime.session, Operation.REPLACE, discard=params.discard_queue)
     return _replaced(runtime, call.runtimes.switch_session(runtime, params), runtime.session, created=False)
+
+
+def _require_consent(session: Session, operation: Operation, *, discard: bool) -> None:
+    """What waits goes with its session: not unasked."""
+    session.require(operation)
+    queued = len(session.core.queue.items)
+    if queued and not discard:
+        text = f"{queued} queued input{'s' * (queued > 1)} would be lost; pass discardQueue: true to drop them"
+        raise Declined("conflict", text, queued=queued)
 
 
 def _replaced(
@@ -57,8 +70,9 @@ def _replaced(
     return replaced
 
 
-def runtime_dispose(call: Call, params: m.RuntimeParams) -> Callable[[], Awaitable[m.Nothing]]:
+def runtime_dispose(call: Call, params: m.DisposeParams) -> Callable[[], Awaitable[m.Nothing]]:
     runtime = call.runtimes.runtime(params.runtime_id)
+    _require_consent(runtime.session, Operation.DISPOSE, discard=params.discard_queue)
     job = call.runtimes.dispose(runtime)
 
     async def disposed() -> m.Nothing:

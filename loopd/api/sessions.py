@@ -1,4 +1,4 @@
-"""``session/*`` and ``run/wait``."""
+"""``session/*``, but for what starts and ends runs."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from msgspec import Raw
 
 from loop_protocol.v1 import methods as m
 from loop_protocol.v1.errors import RpcError
-from loop_protocol.v1.types import DamagedSession, RunResult, SessionState
+from loop_protocol.v1.types import DamagedSession, SessionState
 
-from ..core import inputs
 from ..core.guards import Operation
-from ..core.history import LINE, History, encode
+from ..core.history import History
+from ..core.snapshot import snapshot
 from ..job import Job
 from ..opening import directory_of
-from ..run import Run
 from ..saved import SavedSession
-from ..seat import Declined, locked
+from ..seat import locked
 from ..session import Session
 from ..storage.catalog import Listing
 from ..threads import in_thread
@@ -68,7 +67,7 @@ def session_state(call: Call, params: m.SessionOrPathParams) -> SessionState | C
 
     async def read() -> SessionState:
         found = await _at(call, params.path)
-        return found.state() if isinstance(found, Session) else (await found.read()).state()
+        return found.state() if isinstance(found, Session) else snapshot(await found.read())
 
     return read
 
@@ -115,89 +114,6 @@ def _page(history: History, committed: int, params: m.MessagesParams) -> m.Messa
     return m.MessagesResult(start=params.start, total=total, committed=committed, messages=lines)
 
 
-def session_prompt(call: Call, params: m.PromptParams) -> m.PromptResult | Callable[[], Awaitable[m.PromptResult]]:
-    session = call.runtimes.session(params.session_id)
-    run_id, run = _accepted(call, session, params)
-    if not params.wait:
-        return m.PromptResult(run_id=run_id)
-
-    async def settled() -> m.PromptResult:
-        result = await _result(run)
-        return m.PromptResult(run_id=run_id, outcome=result.outcome, saved=result.saved, error=result.error)
-
-    return settled
-
-
-def _accepted(call: Call, session: Session, params: m.PromptParams) -> tuple[str, Run | RunResult]:
-    """A new run, or the one that the same ``requestId`` started. What can be checked is checked first (P-4)."""
-    core = session.core
-    digest = inputs.digest(params.content) if params.request_id else None
-    if params.request_id and (known := core.started_by(params.request_id)):
-        run_id, known_digest = known
-        if known_digest != digest:
-            raise Declined("conflict", "this requestId was used for another prompt", runId=run_id)
-        return run_id, _run(call, run_id)
-    content = inputs.blocks(params.content)
-    session.require(Operation.PROMPT)
-    model = call.daemon.services.models.resolve(core.model)
-    inputs.require_supported(content, model.input, str(core.model))
-    message = core.user_message(content)
-    if inputs.largest(content) > LINE and len(encode(message)) > LINE:
-        raise RpcError("limit_exceeded", f"a message may have {LINE} bytes as JSON", limit="message")
-    run = session.prompt(message, request_id=params.request_id, digest=digest)
-    call.runtimes.remember(run)
-    call.daemon.count("prompts")
-    return run.state.id, run
-
-
-def _run(call: Call, run_id: str) -> Run | RunResult:
-    if run := call.runtimes.runs.get(run_id):
-        return run
-    for runtime in call.runtimes.by_id.values():
-        core = runtime.session.core
-        if core.last_run is not None and core.last_run.run_id == run_id:
-            return core.last_run
-        if record := core.history.runs.get(run_id):
-            return record.result(saved=(record.timing.message_end_index or 0) <= core.committed)
-    raise Declined("run_not_found", f"no run {run_id}; the last 256 are remembered, and those of open sessions")
-
-
-async def _result(run: Run | RunResult) -> RunResult:
-    result = run if isinstance(run, RunResult) else await run.result()
-    if result is None:
-        raise Declined("session_closed", "a fault closed the session before the run settled; see the daemon's log")
-    return result
-
-
-def run_wait(call: Call, params: m.RunParams) -> Callable[[], Awaitable[RunResult]]:
-    return partial(_result, _run(call, params.run_id))
-
-
-def session_stop(call: Call, params: m.StopParams) -> m.StopResult | Callable[[], Awaitable[m.StopResult]]:
-    session = call.runtimes.session(params.session_id)
-    if session.run is None or session.run.state.id != params.run_id:
-        _run(call, params.run_id)
-        return m.StopResult(False)
-    return _stop(session)
-
-
-def session_abort(call: Call, params: m.SessionParams) -> m.StopResult | Callable[[], Awaitable[m.StopResult]]:
-    return _stop(call.runtimes.session(params.session_id))
-
-
-def _stop(session: Session) -> m.StopResult | Callable[[], Awaitable[m.StopResult]]:
-    run = session.run
-    if run is None:
-        return m.StopResult(False)
-    run.stop()
-
-    async def stopped() -> m.StopResult:
-        await run.done.wait()
-        return m.StopResult(run.state.stop_requested)
-
-    return stopped
-
-
 def session_flush(call: Call, params: m.SessionParams) -> Callable[[], Awaitable[m.FlushResult]]:
     session = call.runtimes.session(params.session_id)
     job = session.start(Operation.FLUSH, session.saving.flush)
@@ -216,20 +132,22 @@ def session_set_model(call: Call, params: m.SetModelParams) -> Callable[[], Awai
     session = call.runtimes.session(params.session_id)
     session.require(Operation.SET_MODEL)
     call.daemon.services.models.resolve(params.model)
-    job = session.start(Operation.SET_MODEL, partial(session.set_model, params.model))
+    job = session.start(Operation.SET_MODEL, partial(session.saving.set, model=params.model))
 
     async def done() -> m.SetModelResult:
-        return m.SetModelResult(await job.wait())
+        await job.wait()
+        return m.SetModelResult(params.model)
 
     return done
 
 
 def session_set_permission(call: Call, params: m.SetPermissionParams) -> Callable[[], Awaitable[m.SetPermissionResult]]:
     session = call.runtimes.session(params.session_id)
-    job = session.start(Operation.SET_PERMISSION, partial(session.set_permission, params.permission))
+    job = session.start(Operation.SET_PERMISSION, partial(session.saving.set, permission=params.permission))
 
     async def done() -> m.SetPermissionResult:
-        return m.SetPermissionResult(await job.wait())
+        await job.wait()
+        return m.SetPermissionResult(params.permission)
 
     return done
 

@@ -6,6 +6,7 @@ Conditions stand in the order in which a refusal names them: what a person can s
 from __future__ import annotations
 
 from enum import Enum, Flag, auto
+from typing import Any
 
 
 class Condition(Flag):
@@ -92,6 +93,15 @@ _REASON: dict[Condition, str] = {
     Condition.BUSY: "the session is busy with {holder!r}; wait for it or stop it",
     Condition.UNSAVED: "the last save failed; repair its cause and flush",
 }
+
+
+class Declined(Exception):
+    """No such thing, or it stands in the way: nothing changed. ``kind`` is the protocol's word for it."""
+
+    def __init__(self, kind: str, message: str, **data: Any) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.data = data
 
 
 class Refused(Exception):

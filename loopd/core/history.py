@@ -38,8 +38,16 @@ class Malformed(ValueError):
     """A line that is no valid record at its place; the text says why."""
 
 
+class Request(Struct, frozen=True, rename="camel"):
+    """What a client sent under an id of its own, so that a repeat is found."""
+
+    request_id: str
+    digest: str
+
+
 class RunRecord(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True, tag_field="type", tag="run"):
-    """What is kept of a finished run: its timing (P-1), and the request that started it, so that a repeat finds it."""
+    """What is kept of a finished run: its timing (P-1), and the requests that started and steered it, so that a repeat
+    finds them."""
 
     run_id: str
     outcome: Outcome
@@ -47,6 +55,7 @@ class RunRecord(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
     error: ErrorInfo | None = None
     request_id: str | None = None
     digest: str | None = None
+    steered: list[Request] = []
 
     def result(self, *, saved: bool) -> RunResult:
         return RunResult(run_id=self.run_id, outcome=self.outcome, saved=saved, error=self.error)
@@ -82,15 +91,16 @@ def decode_message(line: bytes) -> Message:
 @dataclass(slots=True)
 class History:
     """``lines`` only ever grows. ``places[i]`` is the line number of message ``i``. ``fallback`` is the title that the
-    first eligible message gave (T-2)."""
+    first eligible message gave (T-2). ``requests`` are runs and digests by the ids of requests."""
 
     lines: list[bytes] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
     timings: list[PromptTiming] = field(default_factory=list)
-    requests: dict[str, RunRecord] = field(default_factory=dict)
+    requests: dict[str, tuple[str, str | None]] = field(default_factory=dict)
     runs: dict[str, RunRecord] = field(default_factory=dict)
     usage: Usage = field(default_factory=lambda: Usage(0, 0))
     user_messages: int = 0
+    last_user: int | None = None
     last_message: Message | None = None
     fallback: Title | None = None
     unanswered: Counter[str] = field(default_factory=Counter)
@@ -136,6 +146,17 @@ class History:
         """Message ``index`` as it is stored, without the newline, which would end a frame."""
         return self.lines[self.places[index]][:-1]
 
+    @property
+    def resumable(self) -> int | None:
+        """The user message to whose work a model would return, None where the conversation ends with a whole answer
+        (Q-4). Attempts at the same work share it, also when inputs steered them (P-3)."""
+        match self.last_message:
+            case None | AssistantMessage(stop_reason="stop" | "length" | "toolUse"):
+                return None
+        if self.timings and self.timings[-1].message_end_index == self.messages:
+            return self.timings[-1].user_message_index
+        return self.last_user
+
     def require_paired(self) -> None:
         """Every call of every assistant message has its result (I-8). Raises :class:`Malformed`."""
         if self.unanswered:
@@ -156,6 +177,7 @@ class History:
                 self.require_paired()
                 _require_data(message.content)
                 self.user_messages += 1
+                self.last_user = message.index
                 self.fallback = self.fallback or fallback_of(message)
             case AssistantMessage():
                 self.require_paired()
@@ -177,7 +199,9 @@ class History:
         self._fold_timing(record.timing)
         self.runs[record.run_id] = record
         if record.request_id is not None:
-            self.requests[record.request_id] = record
+            self.requests[record.request_id] = (record.run_id, record.digest)
+        for request in record.steered:
+            self.requests[request.request_id] = (record.run_id, request.digest)
 
 
 def _require_data(content: Sequence[object]) -> None:

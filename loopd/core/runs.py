@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from loop_protocol.v1.types import RunResult
 
 from .guards import Operation
+from .history import Request
 from .timings import Stopwatch
 
 
 @dataclass(slots=True)
 class RunState:
-    """One accepted prompt. The outcome is ``cancelled`` if and only if ``stop_requested`` (I-1).
+    """One accepted prompt, or the resumption of one. The outcome is ``cancelled`` if and only if ``stop_requested``
+    (I-1). ``item_id``: it was queued. ``steered``: the requests of queued inputs that entered it later.
 
     ``journalled``: what it finishes is kept beside the session; None before its first message, False once that failed
     (S-26).
@@ -21,9 +23,14 @@ class RunState:
     id: str
     operation: Operation
     watch: Stopwatch
-    request_id: str | None = None
-    digest: str | None = None
+    request: Request | None = None
+    item_id: str | None = None
+    steered: list[Request] = field(default_factory=list)
     generating: bool = True
     stop_requested: bool = False
     journalled: bool | None = None
     result: RunResult | None = None
+
+    def requested(self, request_id: str) -> Request | None:
+        """What a client sent under that id, if it is part of this run."""
+        return next((one for one in (self.request, *self.steered) if one and one.request_id == request_id), None)

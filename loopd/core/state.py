@@ -13,27 +13,26 @@ from msgspec.structs import replace
 
 from loop_protocol.v1 import events as ev
 from loop_protocol.v1.types import (
-    Draft,
     ErrorInfo,
     Message,
     ModelRef,
     Outcome,
+    Pause,
     Permission,
-    QueueState,
     Recoverable,
-    RunInfo,
     RunResult,
     SessionKind,
-    SessionState,
     Title,
     UserBlock,
     UserMessage,
 )
 
 from .announce import Announce
-from .guards import Condition, Operation, check
-from .history import History, RunRecord
+from .guards import Condition, Declined, Operation, check
+from .history import LINE, History, Request, RunRecord, encode
+from .inputs import largest
 from .messages import CRASHED, with_save_error
+from .queue import Item, Queue
 from .runs import RunState
 from .timings import Clock, Stopwatch, begin
 from .transcript import Transcript
@@ -69,8 +68,10 @@ class SessionCore:
     unsaved: str | None = None
     recoverable: Recoverable | None = None
     transcript: Transcript = field(init=False)
+    queue: Queue = field(init=False)
 
     def __post_init__(self) -> None:
+        self.queue = Queue(self.announce, self.clock)
         self.transcript = Transcript(self.history, self.announce, self.clock)
 
     # --- guards -------------------------------------------------------------------------------------------------------
@@ -104,32 +105,60 @@ class SessionCore:
     # --- a run --------------------------------------------------------------------------------------------------------
 
     def started_by(self, request_id: str) -> tuple[str, str | None] | None:
-        """The run that a request with that id started, with its content's digest; also one of before a restart."""
-        if self.run and self.run.request_id == request_id:
-            return self.run.id, self.run.digest
-        record = self.history.requests.get(request_id)
-        return (record.run_id, record.digest) if record else None
+        """The run of a request with that id, with its content's digest; also one of before a restart."""
+        if self.run and (found := self.run.requested(request_id)):
+            return self.run.id, found.digest
+        return self.history.requests.get(request_id)
 
     def user_message(self, content: list[UserBlock]) -> UserMessage:
-        return UserMessage(index=self.history.messages, content=content, timestamp=self.clock.now_ms())
+        """The next message of the conversation. Raises ``Declined`` where it does not fit."""
+        message = UserMessage(index=self.history.messages, content=content, timestamp=self.clock.now_ms())
+        if largest(content) > LINE and len(encode(message)) > LINE:
+            raise Declined("limit_exceeded", f"a message may have {LINE} bytes as JSON", limit="message")
+        return message
 
-    def begin_run(self, message: UserMessage, *, request_id: str | None, digest: str | None) -> RunState:
-        """Accept a prompt: from here on it is kept whatever happens (I-2). Publishes nothing, or the reply that names
-        the run would come after its first event (D-2)."""
+    # These publish nothing, or the first event of a run would come before the reply that names it (D-2).
+
+    def begin_run(self, message: UserMessage, *, request: Request | None, item: Item | None = None) -> RunState:
+        """Accept a prompt: from here on it is kept whatever happens (I-2). ``item``: it was queued."""
         self.history.append(message)
+        run = self._begin(Operation.PROMPT, message.index, message.index)
+        run.request = request
+        if item is not None:
+            run.item_id = item.id
+            self.queue.begin(item, run.id)
+        return run
+
+    def begin_resume(self, anchor: int) -> RunState:
+        """Go on from the history as it is: no message is added, and the timing has the first attempt's anchor (P-3)."""
+        return self._begin(Operation.RESUME, anchor, self.history.messages)
+
+    def _begin(self, operation: Operation, anchor: int, start: int) -> RunState:
         run_id = str(uuid.uuid4())
-        watch = begin(self.clock, id=run_id, user_message_index=message.index, message_start_index=message.index)
-        self.run = RunState(run_id, Operation.PROMPT, watch, request_id, digest)
-        self.slot = Operation.PROMPT
+        watch = begin(self.clock, id=run_id, user_message_index=anchor, message_start_index=start)
+        self.run, self.slot = RunState(run_id, operation, watch), operation
         return self.run
 
-    def announce_run(self, run: RunState, message: UserMessage) -> None:
-        self.announce.publish(ev.RunStarted(run.id, run.operation.value))
+    def announce_run(self, run: RunState, message: UserMessage | None) -> None:
+        self.announce.publish(ev.RunStarted(run.id, run.operation.value, run.item_id))
         self.announce.publish(ev.PromptTimingEvent(run.watch.timing))
+        if message is not None:
+            self._announce_input(message, run.item_id)
+
+    def _announce_input(self, message: UserMessage, item_id: str | None) -> None:
         self.recoverable = None  # what a crash left belonged to the place that this message takes
         first = self.history.fallback
         gave_title = self.stored_title is None and first is not None and first.message_indices == [message.index]
-        self.transcript.announce_message(message, title=first if gave_title else None)
+        self.transcript.announce_message(message, title=first if gave_title else None, item_id=item_id)
+        if item_id is not None:
+            self.queue.end(item_id)
+
+    def enter(self, run: RunState, item: Item, message: UserMessage, line: bytes) -> None:
+        """A queued input steers the run: it becomes part of the conversation in the middle of it (Q-2)."""
+        self.history.append(message, line)
+        if item.request is not None:
+            run.steered.append(item.request)
+        self._announce_input(message, item.id)
 
     def complete_run(self, run: RunState, error: ErrorInfo | None) -> None:
         """Generation has ended: keep what was visible, answer open calls, finish the timing. No await in it."""
@@ -145,8 +174,9 @@ class SessionCore:
                 outcome=outcome,
                 timing=timing,
                 error=reported,
-                request_id=run.request_id,
-                digest=run.digest,
+                request_id=run.request.request_id if run.request else None,
+                digest=run.request.digest if run.request else None,
+                steered=run.steered,
             )
         )
         run.watch = Stopwatch(timing, run.watch.boot_ms)
@@ -160,6 +190,7 @@ class SessionCore:
             result = replace(result, error=with_save_error(record.error, self.unsaved))
         run.result, self.settled = result, run
         self.run, self.slot = None, None
+        self._settle_queue(result.outcome)
         self.announce.publish(
             ev.RunSettled(run_id=run.id, outcome=result.outcome, saved=result.saved, error=result.error)
         )
@@ -173,7 +204,14 @@ class SessionCore:
         outcome: Outcome = "cancelled" if run.stop_requested else "error"
         run.result, self.settled = RunResult(run_id=run.id, outcome=outcome, saved=False, error=error), run
         self.run, self.slot = None, None
+        self._settle_queue(outcome)
         self.announce.publish(ev.RunSettled(run_id=run.id, outcome=outcome, saved=False, error=error))
+
+    def _settle_queue(self, outcome: Outcome) -> None:
+        """After a stop nothing starts unasked, nor on top of what went wrong (Q-3)."""
+        unsaved: Pause | None = "save_failed" if self.unsaved is not None else None
+        reasons: dict[Outcome, Pause | None] = {"cancelled": "stopped", "error": "error", "success": unsaved}
+        self.queue.settle(reasons[outcome])
 
     @property
     def last_run(self) -> RunResult | None:
@@ -189,8 +227,8 @@ class SessionCore:
             outcome="error",
             timing=run.watch.timing,
             error=error,
-            request_id=run.request_id,
-            digest=run.digest,
+            request_id=run.request.request_id if run.request else None,
+            digest=run.request.digest if run.request else None,
         )
 
     def take_over(self, message: Message, line: bytes) -> None:
@@ -205,7 +243,7 @@ class SessionCore:
         self.history.append_run(replace(record, timing=timing))
         self.announce.publish(ev.PromptTimingEvent(timing))
         watch = Stopwatch(timing, self.clock.boot_ms())
-        return RunState(record.run_id, Operation.RECOVER, watch, record.request_id, record.digest, generating=False)
+        return RunState(record.run_id, Operation.RECOVER, watch, generating=False)
 
     # --- saving, settings, closing ------------------------------------------------------------------------------------
 
@@ -222,6 +260,7 @@ class SessionCore:
         if self.settled is not None and (result := self.settled.result) is not None and not result.saved:
             self.settled.result = result.once_saved()
         self.announce.publish(ev.SessionSaved(messages, user_messages, updated_at, unread))
+        self.queue.lift("save_failed")
 
     def fail_save(self, reason: str) -> None:
         self.unsaved = reason
@@ -268,40 +307,3 @@ class SessionCore:
         """The last event."""
         self.closed = True
         self.announce.publish(ev.SessionClosed(reason=reason, rescue=rescue))
-
-    def state(self) -> SessionState:
-        """A snapshot. The log must be flushed first, or the draft is ahead of the events."""
-        run = self.run
-        return SessionState(
-            session_id=self.id,
-            runtime_id=self.runtime_id,
-            path=self.path,
-            cwd=self.cwd,
-            kind=self.kind,
-            model=self.model,
-            permission=self.permission,
-            unread=self.unread,
-            title=self.title,
-            pinned_at=self.pinned_at,
-            created_at=self.created_at,
-            updated_at=self.updated_at,
-            message_count=self.committed,
-            user_message_count=self.committed_user,
-            live_count=self.history.messages,
-            timings=self.history.timings,
-            operation=self.slot.value if self.slot else None,
-            run=RunInfo(run_id=run.id, started_at=run.watch.timing.started_at, timing=run.watch.timing)
-            if run
-            else None,
-            last_run=self.last_run,
-            draft=Draft(self.transcript.streaming.message_id, self.transcript.streaming.blocks())
-            if self.transcript.streaming
-            else None,
-            tools=[tool.shown() for tool in self.transcript.tools.values()],
-            queue=QueueState([]),
-            approvals=[],
-            has_pending_save=self.unsaved is not None,
-            save_error=self.unsaved,
-            recoverable=self.recoverable,
-            usage=self.history.usage,
-        )

@@ -150,11 +150,12 @@ class Transcript:
             )
         return self.streaming
 
-    def announce_message(self, message: Message, *, title: Title | None = None) -> None:
-        """Start and end of a message that does not stream, and between them the title that it gave the session."""
+    def announce_message(self, message: Message, *, title: Title | None = None, item_id: str | None = None) -> None:
+        """Start and end of a message that does not stream, and between them the title that it gave the session.
+        ``item_id``: it was queued."""
         index, message_id = message.index, str(uuid.uuid4())
         body = as_shown(message, self.history.line(index))
-        self.announce.publish(ev.MessageStart(message_id=message_id, message=body, index=index))
+        self.announce.publish(ev.MessageStart(message_id=message_id, message=body, index=index, item_id=item_id))
         if title is not None:
             self.announce.publish(ev.SessionTitle(title=title))
         self.announce.publish(ev.MessageEnd(message_id=message_id, index=index, message=body))

@@ -22,6 +22,7 @@ from .v1.events import (
     MessageStart,
     MessageUpdate,
     PromptTimingEvent,
+    QueueChanged,
     RetryWait,
     RunSettled,
     RunStarted,
@@ -40,6 +41,7 @@ from .v1.types import (
     AssistantBlock,
     Draft,
     PromptTiming,
+    QueueState,
     RunInfo,
     RunningTool,
     RunResult,
@@ -77,6 +79,8 @@ def fold(state: SessionState, params: EventParams) -> SessionState:
             return replace(state, tools=[_printed(tool, event) for tool in state.tools])
         case ToolExecutionEnd():
             return replace(state, tools=[tool for tool in state.tools if tool.tool_call_id != event.tool_call_id])
+        case QueueChanged():
+            return replace(state, queue=QueueState(event.items, event.paused, event.error))
         case SessionChanged():
             return replace(state, **_fields(event))
         case SessionTitle():
@@ -108,6 +112,7 @@ def _begun(state: SessionState, event: RunStarted, at: int) -> RunInfo:
         run_id=event.run_id,
         started_at=at,
         timing=PromptTiming(started_at=at, user_message_index=state.live_count),
+        item_id=event.item_id,
     )
 
 

@@ -44,6 +44,9 @@ class Recording:
         self.said.append(said)
         self.order.append(type(said).__name__)
 
+    async def take_inputs(self) -> bool:
+        return False
+
     async def append(self, finished: Reply | ToolOutcome, call: ToolCallBlock | None = None) -> Message:
         index = self.history.messages
         message: Message

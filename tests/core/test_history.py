@@ -143,7 +143,8 @@ def test_a_run_is_found_by_its_request_and_keeps_its_timing() -> None:  # P-1
     written.append_run(record)
     for line in written.lines:
         read.read(line)
-    assert read.requests["q"] == read.runs["r"] == record
+    assert read.runs["r"] == record
+    assert read.requests["q"] == ("r", "d")
     assert read.timings == [timing]
     assert b"stopped" not in written.lines[1]
     assert msgspec.json.decode(written.lines[1])["type"] == "run"

@@ -9,7 +9,7 @@ import strict_checkers
 from loop_protocol.v1.types import ErrorInfo, Message, PromptTiming, ToolCallBlock, ToolResultMessage
 from loopd.core.history import History, RunRecord, decode_message, encode
 from loopd.core.timings import Clock
-from loopd.session import restored
+from loopd.restoring import restored
 from loopd.storage.document import first_metadata
 
 CALLS = [ToolCallBlock("0", "bash", {"command": "a"}), ToolCallBlock("1", "bash", {"command": "b"})]

@@ -63,6 +63,8 @@ def test_every_method_event_and_error_is_in_the_document() -> None:
         "server/watch",
         "runtime/attach",
         "session/prompt",
+        "session/resume",
+        "queue/add",
     ]
     assert list(document["errors"]) == list(KINDS)
     tags = {record["properties"]["type"]["enum"][0] for name, record in document["$defs"].items() if is_event(name)}

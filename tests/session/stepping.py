@@ -13,7 +13,7 @@ class Steps(trio.abc.Instrument):
     With ``of`` it is another of the session's tasks.
     """
 
-    def __init__(self, *, at: int = 0, act: Callable[[], None] | None = None, of: str = "Session._run") -> None:
+    def __init__(self, *, at: int = 0, act: Callable[[], None] | None = None, of: str = "Runs._perform") -> None:
         self.count = 0
         self._at = at
         self._act = act

@@ -375,7 +375,7 @@ async def _disturbed(root: Path, action: str, at: int) -> bool:
                 case "drain":
                     nursery.start_soon(other.request, "server/drain", {"deadlineMs": 0})
 
-        steps = Steps(at=at, act=act, of="Session._perform")
+        steps = Steps(at=at, act=act, of="Jobs._perform")
         trio.lowlevel.add_instrument(steps)
         assert await asker.request("session/recover", {"sessionId": opened["sessionId"]}) == 3
         with trio.fail_after(5):

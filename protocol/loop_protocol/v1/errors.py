@@ -36,6 +36,11 @@ KINDS: dict[str, Kind] = {
     "session_not_found": Kind(APPLICATION, False, "no session with that id or path"),
     "runtime_not_found": Kind(APPLICATION, False, "no runtime with that id"),
     "run_not_found": Kind(APPLICATION, False, "no run with that id is remembered"),
+    "nothing_to_resume": Kind(
+        APPLICATION, False, "the conversation ends with a whole answer, and no queue is paused: there is nothing to do"
+    ),
+    "queue_item_not_found": Kind(APPLICATION, False, "no such item waits in this queue; it may have been removed"),
+    "queue_item_started": Kind(APPLICATION, False, "that item is part of the conversation by now: `data.runId`"),
     "conflict": Kind(APPLICATION, False, "it exists with other properties; `data` names what stands in the way"),
     "session_locked": Kind(
         APPLICATION,

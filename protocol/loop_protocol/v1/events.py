@@ -15,8 +15,10 @@ from .types import (
     ErrorInfo,
     ModelRef,
     Outcome,
+    Pause,
     Permission,
     PromptTiming,
+    QueuedItem,
     RawMessage,
     SessionRow,
     SessionState,
@@ -30,10 +32,11 @@ class Event(Wire, frozen=True, tag_field="type"):
 
 
 class RunStarted(Event, frozen=True, tag="run_started"):
-    """An accepted prompt began."""
+    """An accepted prompt began, or the resumption of an earlier one. ``item_id``: it was queued."""
 
     run_id: str
     operation: str
+    item_id: str | None = None
 
 
 class PromptTimingEvent(Event, frozen=True, tag="prompt_timing"):
@@ -44,11 +47,12 @@ class PromptTimingEvent(Event, frozen=True, tag="prompt_timing"):
 
 
 class MessageStart(Event, frozen=True, tag="message_start", kw_only=True):
-    """A message begins; an assistant's has no index and no content yet."""
+    """A message begins; an assistant's has no index and no content yet. ``item_id``: it was queued."""
 
     message_id: str
     message: Raw
     index: int | None = None
+    item_id: str | None = None
 
 
 class MessageUpdate(Event, frozen=True, tag="message_update", kw_only=True):
@@ -105,6 +109,15 @@ class RetryWait(Event, frozen=True, tag="retry_wait"):
 
     until_at: int
     reason: str
+
+
+class QueueChanged(Event, frozen=True, tag="queue_changed"):
+    """The whole queue as it is now: ``queue`` of the state. An item that is gone, and that no ``run_started`` or
+    ``message_start`` before it named, was removed."""
+
+    items: list[QueuedItem]
+    paused: Pause | None = None
+    error: ErrorInfo | None = None
 
 
 class SessionChanged(Event, frozen=True, tag="session_changed", kw_only=True):
@@ -181,6 +194,7 @@ AnyEvent = (
     | ToolExecutionUpdate
     | ToolExecutionEnd
     | RetryWait
+    | QueueChanged
     | SessionChanged
     | SessionTitle
     | SessionSaved

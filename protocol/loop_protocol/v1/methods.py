@@ -23,6 +23,7 @@ from .types import (
     SessionRow,
     SessionState,
     Title,
+    UserBlock,
     Wire,
 )
 
@@ -133,12 +134,15 @@ class DrainParams(Params, frozen=True, kw_only=True):
 
 
 class DrainResult(Wire, frozen=True, kw_only=True):
+    """``queued``: how many inputs wait in all sessions. They are in memory only: a daemon that exits drops them."""
+
     draining: bool
     quiet: bool
     exiting: bool
     runs: int
     pending_saves: list[PendingSave]
     rescued: list[str]
+    queued: int = 0
 
 
 # --- runtime ----------------------------------------------------------------------------------------------------------
@@ -181,6 +185,13 @@ class RuntimeParams(Params, frozen=True):
     runtime_id: Identifier
 
 
+class DisposeParams(Params, frozen=True, kw_only=True):
+    """``discard_queue``: also with inputs that wait, which are lost then; else they are a ``conflict``."""
+
+    runtime_id: Identifier
+    discard_queue: bool = False
+
+
 class RuntimeRow(Wire, frozen=True, kw_only=True):
     runtime_id: str
     cwd: str
@@ -192,6 +203,7 @@ class RuntimeRow(Wire, frozen=True, kw_only=True):
     default: bool
     path: str | None = None
     title: Title | None = None
+    queued: int = 0
 
 
 class RuntimeListResult(Wire, frozen=True):
@@ -208,14 +220,19 @@ class ReplaceResult(Wire, frozen=True, kw_only=True):
 
 
 class NewSessionParams(CallerParams, frozen=True, kw_only=True):
-    """``env`` and ``umask`` stay those of the session that is replaced where they are not given."""
+    """``env`` and ``umask`` stay those of the session that is replaced where they are not given. ``discard_queue``: see
+    ``runtime/dispose``."""
 
     runtime_id: Identifier
+    discard_queue: bool = False
 
 
 class SwitchParams(CallerParams, frozen=True, kw_only=True):
+    """``discard_queue`` as in ``runtime/dispose``."""
+
     runtime_id: Identifier
     path: Path
+    discard_queue: bool = False
 
 
 class AttachParams(Params, frozen=True, kw_only=True):
@@ -320,6 +337,12 @@ class StopResult(Wire, frozen=True):
     stopped: bool
 
 
+class ResumeResult(Wire, frozen=True):
+    """The run that goes on; where there was only a paused queue to let go on, the one of its first item."""
+
+    run_id: str
+
+
 class FlushResult(Wire, frozen=True):
     flushed: bool
 
@@ -387,6 +410,55 @@ class TitleResult(Wire, frozen=True):
     title: Title
 
 
+# --- queue ------------------------------------------------------------------------------------------------------------
+
+ItemId = Annotated[str, Meta(min_length=1, max_length=128)]
+
+
+class QueueAddParams(Params, frozen=True, kw_only=True):
+    """The same ``request_id`` with the same content is the same item; once that has started, ``queue_item_started``."""
+
+    session_id: Identifier
+    content: Content
+    steer: bool = False
+    request_id: RequestId | None = None
+
+
+class QueueEditParams(Params, frozen=True, kw_only=True):
+    """``revision``: the one that the change is made on; an older one is a ``conflict`` with ``data.revision``. A string
+    as ``content`` replaces the text and keeps the images, blocks replace all."""
+
+    session_id: Identifier
+    item_id: ItemId
+    revision: Count
+    content: Content | None = None
+    steer: bool | None = None
+
+
+class QueueMoveParams(Params, frozen=True, kw_only=True):
+    """``to``: its place afterwards, 0 is the next one; beyond the end is the end."""
+
+    session_id: Identifier
+    item_id: ItemId
+    to: Count
+
+
+class QueueRemoveParams(Params, frozen=True, kw_only=True):
+    session_id: Identifier
+    item_id: ItemId
+
+
+class QueueResult(Wire, frozen=True, kw_only=True):
+    """The item as it is now, or was when it was removed. ``run_id``: it did not have to wait, and started that run."""
+
+    item_id: str
+    revision: int
+    content: list[UserBlock]
+    steer: bool
+    created_at: int
+    run_id: str | None = None
+
+
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
@@ -434,7 +506,7 @@ _TABLE = (
     Method("runtime/list", NoParams, RuntimeListResult, "the open runtimes"),
     Method("runtime/newSession", NewSessionParams, ReplaceResult, "replace the session by an empty one"),
     Method("runtime/switchSession", SwitchParams, ReplaceResult, "replace the session by the one at that path"),
-    Method("runtime/dispose", RuntimeParams, Nothing, "stop and await the run, close the session, release the runtime"),
+    Method("runtime/dispose", DisposeParams, Nothing, "stop and await the run, close the session, release the runtime"),
     Method(
         "runtime/attach",
         AttachParams,
@@ -449,6 +521,7 @@ _TABLE = (
     Method("session/prompt", PromptParams, PromptResult, "start a run; answers at acceptance", starts_work=True),
     Method("session/stop", StopParams, StopResult, "end that run; answers when it is settled"),
     Method("session/abort", SessionParams, StopResult, "cancel and drain everything of the session"),
+    Method("session/resume", SessionParams, ResumeResult, "go on with stopped or failed work", starts_work=True),
     Method("session/flush", SessionParams, FlushResult, "write a snapshot whose save failed"),
     Method("session/recover", SessionParams, RecoverResult, "take over the messages of a run that a crash cut off"),
     Method("session/setModel", SetModelParams, SetModelResult, "choose the model"),
@@ -457,6 +530,10 @@ _TABLE = (
     Method("session/setPinned", SetPinnedParams, SetPinnedResult, "pin or unpin; at any time, during a run too"),
     Method("session/delete", DeleteParams, Nothing, "remove a session that is not open, with all of its files"),
     Method("title/rename", RenameParams, TitleResult, "name the session by hand; nothing changes that by itself"),
+    Method("queue/add", QueueAddParams, QueueResult, "an input for later; starts at once when idle", True),
+    Method("queue/edit", QueueEditParams, QueueResult, "change an input that waits"),
+    Method("queue/move", QueueMoveParams, QueueResult, "change when its turn comes"),
+    Method("queue/remove", QueueRemoveParams, QueueResult, "take it out; answers what it was"),
     Method("run/wait", RunParams, RunResult, "wait until a run is settled; always a result"),
     Method("model/list", NoParams, ModelListResult, "what can be chosen here, and why the rest cannot"),
 )

@@ -154,9 +154,12 @@ class Title(Wire, frozen=True, kw_only=True):
 
 
 class RunInfo(Wire, frozen=True, kw_only=True):
+    """The run that goes on; ``item_id`` is the queued input that it began with, if it did."""
+
     run_id: str
     started_at: int
     timing: PromptTiming
+    item_id: str | None = None
 
 
 class RunResult(Wire, frozen=True, kw_only=True):
@@ -200,9 +203,28 @@ class Recoverable(Wire, frozen=True, kw_only=True):
     messages: int
 
 
+class QueuedItem(Wire, frozen=True, kw_only=True):
+    """An input that waits for its turn. ``revision`` grows with each edit. ``steer``: it enters the run that goes on,
+    at the next safe boundary, and does not wait for its end. Images are shown by ``bytes``, without ``data``."""
+
+    item_id: str
+    revision: int
+    content: list[UserBlock]
+    steer: bool
+    created_at: int
+
+
+# Why a queue does not go on. An item that cannot be accepted pauses it with `error`, too.
+Pause = Literal["stopped", "error", "save_failed", "draining"]
+
+
 class QueueState(Wire, frozen=True):
-    items: list[Raw]
-    paused: str | None = None
+    """What waits, the next one first. ``paused`` says why it does not go on, ``error`` why its head was not accepted,
+    if that is the reason. A queue without items is never paused."""
+
+    items: list[QueuedItem]
+    paused: Pause | None = None
+    error: ErrorInfo | None = None
 
 
 class SessionState(Wire, frozen=True, kw_only=True):
