@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import uuid
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -71,6 +72,16 @@ class Queue:
         state = self.state()
         self.announce.publish(QueueChanged(state.items, state.paused, state.error))
 
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Of several changes at once, if there are any: as one, or clients would see what never was."""
+        before = self.state()
+        yield
+        if not self.items:
+            self.paused = self.error = None
+        if self.state() != before:
+            self.tell()
+
     # --- what people do -----------------------------------------------------------------------------------------------
 
     def requested(self, request_id: str) -> Item | None:
@@ -111,9 +122,8 @@ class Queue:
 
     def remove(self, item_id: str) -> Item:
         place, item = self._find(item_id)
-        del self.items[place]
-        self._unpause_if_empty()
-        self.tell()
+        with self._telling():
+            del self.items[place]
         return item
 
     def _find(self, item_id: str) -> tuple[int, Item]:
@@ -127,24 +137,23 @@ class Queue:
     # --- pausing ------------------------------------------------------------------------------------------------------
 
     def pause(self, reason: Pause, error: ErrorInfo | None = None) -> None:
-        """It does not go on by itself (Q-3). Of two reasons the stronger one stays."""
+        """It does not go on by itself (Q-3). Of two reasons the stronger one stays; ``error`` stays with its reason."""
+        with self._telling():
+            self._pause(reason, error)
+
+    def _pause(self, reason: Pause, error: ErrorInfo | None = None) -> None:
         if all(item.id in self._started for item in self.items):
             return
         if self.paused is not None and _STRONGER.index(reason) < _STRONGER.index(self.paused):
             return
-        if (reason, error) != (self.paused, self.error):
-            self.paused, self.error = reason, error
-            self.tell()
+        self.error = error or (self.error if reason == self.paused else None)
+        self.paused = reason
 
     def lift(self, *reasons: Pause) -> None:
         """It may go on, if it is paused for one of those reasons; any reason where none is given."""
-        if self.paused is not None and (not reasons or self.paused in reasons):
-            self.paused = self.error = None
-            self.tell()
-
-    def _unpause_if_empty(self) -> None:
-        if not self.items:
-            self.paused = self.error = None
+        with self._telling():
+            if not reasons or self.paused in reasons:
+                self.paused = self.error = None
 
     # --- taking -------------------------------------------------------------------------------------------------------
 
@@ -168,32 +177,28 @@ class Queue:
     def end(self, item_id: str) -> None:
         """Its message was told. The event that named it comes before the shorter list, so that whoever waits for it
         knows that nobody removed it."""
-        left = [item for item in self.items if item.id != item_id]
-        if len(left) < len(self.items):
-            self.items = left
-            self._unpause_if_empty()
-            self.tell()
+        with self._telling():
+            self.items = [item for item in self.items if item.id != item_id]
 
     def leave(self, item: Item, error: ErrorInfo | None = None) -> None:
         """It did not enter. With an ``error`` it was not acceptable: it becomes the head, and the queue is paused."""
         self._started.pop(item.id, None)
         if error is not None:
-            others = [one for one in self.items if one.id != item.id]
-            self.items = [_ordinary(item), *others]
-            self.tell()
-            self.pause("error", error)
+            with self._telling():
+                self.items = [_ordinary(item), *(one for one in self.items if one.id != item.id)]
+                self._pause("error", error)
 
     def settle(self, reason: Pause | None) -> None:
         """The run is over. What was to steer it becomes the head, in its order (Q-2): ordinary items from here on, or
         they would enter a run that nobody meant. ``reason``: the run did not end well."""
-        waiting = [item for item in self.items if item.id not in self._started]  # a fault may have kept ``end`` away
-        left = [_ordinary(item) for item in waiting if item.shown.steer]
-        if left or len(waiting) < len(self.items):
+        with self._telling():
+            waiting = [
+                item for item in self.items if item.id not in self._started
+            ]  # a fault may have kept ``end`` away
+            left = [_ordinary(item) for item in waiting if item.shown.steer]
             self.items = left + [item for item in waiting if not item.shown.steer]
-            self._unpause_if_empty()
-            self.tell()
-        if reason is not None:
-            self.pause(reason)
+            if reason is not None:
+                self._pause(reason)
 
     def _require_room(self, items: Sequence[Item]) -> None:
         blocks = [block for item in items for block in item.content]
