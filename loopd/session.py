@@ -82,7 +82,11 @@ class Session:
                     try:
                         await self._ending.wait()
                     finally:
-                        self.runs.stop()
+                        # Nothing starts any more. What waits goes without a word: the runtime may tell of the session
+                        # that follows already.
+                        self.core.closed = True
+                        if self.run:
+                            self.run.stop()
                     nursery.cancel_scope.cancel()
             finally:
                 with trio.move_on_after(SETTLING_S, shield=True):
