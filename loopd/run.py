@@ -48,6 +48,7 @@ from .models import ModelUnavailable
 from .saving import Saving
 from .services import Services
 from .storage import StorageError
+from .storage.journal import entering
 from .threads import in_thread
 
 log = logging.getLogger("loopd.run")
@@ -194,7 +195,7 @@ class _Context:
                 require_supported(item.content, self._model.input, str(self._model.ref))
                 message = self._core.user_message(item.content)
                 line = encode(message)
-                await self._saving.journal(self._run, line)
+                await self._saving.journal(self._run, entering(item.request, line) if item.request else line)
             except (UnsupportedInput, Declined) as error:
                 queue.leave(item, unacceptable(error))
                 continue
