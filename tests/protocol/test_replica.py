@@ -20,6 +20,7 @@ from loop_protocol.v1.types import (
     ErrorInfo,
     ModelRef,
     PromptTiming,
+    QueuedItem,
     QueueState,
     RunInfo,
     RunningTool,
@@ -197,6 +198,33 @@ def test_running_tools_show_the_tail_of_their_output_until_they_end() -> None:
     tail = "a" * (OUTPUT_TAIL - 2) + "é!"
     assert state.tools == [RunningTool(tool_call_id="c", tool_name="bash", arguments={"command": "yes"}, output=tail)]
     assert after(state, ev.ToolExecutionEnd("c", is_error=False)) == IDLE
+
+
+def test_the_queue_is_taken_as_a_whole_and_is_not_paused_where_nothing_says_so() -> None:  # I-9 Q-3
+    item = QueuedItem(item_id="i", revision=1, content=[TextBlock("x")], steer=True, created_at=1)
+    error = ErrorInfo("unsupported_input", "no images")
+    waiting = after(IDLE, ev.QueueChanged([item]), ev.QueueChanged([item, replace(item, item_id="j")], "error", error))
+    assert waiting == replace(IDLE, queue=QueueState([item, replace(item, item_id="j")], "error", error))
+    assert after(waiting, ev.QueueChanged([item])) == replace(IDLE, queue=QueueState([item]))
+    assert after(waiting, ev.QueueChanged([])) == IDLE
+
+
+def test_a_run_that_a_queued_input_began_names_it_and_one_that_entered_later_changes_nothing_of_it() -> None:  # I-9 Q-2
+    state = after(IDLE, ev.RunStarted("run", "prompt", "i"), ev.PromptTimingEvent(START), *SPOKEN)
+    assert state.run == RunInfo(run_id="run", started_at=1000, timing=START, item_id="i")
+    steers = replace(USER, index=5)
+    entered = after(
+        state,
+        ev.MessageStart(message_id="s", message=raw(steers), index=5, item_id="j"),
+        ev.MessageEnd(message_id="s", index=5, message=raw(steers)),
+    )
+    assert entered == replace(state, live_count=6)
+
+
+def test_a_resumed_run_has_its_operation_and_the_anchor_of_the_first_attempt() -> None:  # I-9 P-3
+    again = replace(START, id="again", user_message_index=2, message_start_index=4)
+    state = after(IDLE, ev.RunStarted("again", "resume"), ev.PromptTimingEvent(again))
+    assert state == replace(IDLE, operation="resume", run=RunInfo(run_id="again", started_at=1000, timing=again))
 
 
 def test_settings_are_taken_as_a_whole_and_a_missing_one_is_unset() -> None:

@@ -17,13 +17,9 @@ from stepping import Steps
 from test_saving import Breaking
 
 from loop_protocol.v1.errors import RpcError
+from loop_protocol.v1.events import QueueChanged
 from loopd.agent import ModelError, Reply
 from loopd.models import ModelUnavailable
-
-
-async def _fails(_: Any, __: Any) -> Reply:
-    await trio.lowlevel.checkpoint()
-    raise ModelError("provider", "no")
 
 
 def with_calls(*ids: str) -> Reply:
@@ -704,26 +700,33 @@ async def test_a_stop_outlasts_a_drain(tmp_path: Path) -> None:  # Q-3 D-4
 
 async def test_a_drain_that_must_not_exit_lets_the_queue_go_on(tmp_path: Path) -> None:  # D-4 S-25 Q-3
     disk, turn = Breaking(), Held()
-    async with seated(tmp_path, text("x"), turn, text("y"), fs=disk) as seat:
+    async with seated(tmp_path, text("x"), turn, text("y"), kind="memory", fs=disk) as seat:
         other = await seat.wire.open(seat.world, kind="new", runtimeId="new", attach=False)
         disk.error = errno.ENOSPC
         await seat.wire.call("session/prompt", {"sessionId": other["sessionId"], "content": "x", "wait": True})
-        disk.error = None
         run_id = await seat.begin(turn)
         await seat.add("a")
-        disk.error = errno.ENOSPC
         draining = await seat.wire.request("server/drain", {"deadlineMs": 60_000, "exit": True})
-        await seat.ask("queue/add", content="b")
         turn.go.set()
-        await seat.over(run_id)
+        assert (await seat.over(run_id))["outcome"] == "success"
         answer = await seat.wire.answer(draining)
         assert (answer["exiting"], answer["draining"]) == (False, False)
-        # This session's own save is pending too: its flush lets it go on.
-        assert (await seat.queue())["paused"] == "save_failed"
-        disk.error = None
-        await seat.ask("session/flush")
+        assert [one["sessionId"] for one in answer["pendingSaves"]] == [other["sessionId"]]
         await seat.quiet()
-        assert [line for line in await seat.brief() if line.startswith("user")] == ["user: hi", "user: a", "user: b"]
+        assert (await seat.brief())[2:] == ["user: a", "assistant: y"]
+        paused = [one.event.paused for one in seat.wire.events if isinstance(one.event, QueueChanged)]
+        assert "draining" in paused
+
+
+async def test_what_waits_for_a_run_that_a_drain_stops_stays_paused_when_it_is_cancelled(tmp_path: Path) -> None:  # D-4
+    turn = Held("half")
+    async with seated(tmp_path, turn, text("x")) as seat:
+        run_id = await seat.begin(turn)
+        await seat.add("a")
+        await seat.wire.call("server/drain", {"deadlineMs": 0})
+        assert (await seat.over(run_id))["outcome"] == "cancelled"
+        await seat.wire.call("server/drain", {"cancel": True})
+        assert ((await seat.state()).get("run"), (await seat.queue())["paused"]) == (None, "stopped")
 
 
 # --- who comes and goes -----------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import pytest
 import trio
 from inprocess import Probe, call, running, text
 from seats import IMAGES, PNG, Held, Seat, Sent, seated
+from stepping import Steps
 from test_recovering import Crash, reopen
 from test_saving import Breaking
 
@@ -354,6 +355,47 @@ async def test_a_title_from_what_steered_a_resumed_run(tmp_path: Path) -> None: 
         await seat.over(resumed)
         titles = [one.event for one in seat.wire.events if isinstance(one.event, SessionTitle)]
         assert [(title.title.text, title.title.message_indices) for title in titles] == [("Name it", [3])]
+
+
+async def test_a_stop_at_every_await_of_a_resumed_run_keeps_valid_attempts(tmp_path: Path) -> None:  # P-3 I-1 I-8 S-12
+    at, reached, outcomes = 0, True, set()
+    while reached:
+        at += 1
+        reached, outcome = await _stopped_at(tmp_path / str(at), at)
+        outcomes.add(outcome)
+    assert at > 20
+    assert outcomes == {"cancelled", "success"}
+
+
+async def _stopped_at(root: Path, at: int) -> tuple[bool, str]:
+    turn = Held("half")
+    stops: list[bool] = []
+    async with seated(root, turn, call(), text("whole")) as seat:
+        first = await stopped(seat, turn)
+
+        def act() -> None:
+            run = seat.world.session().runs.stop()
+            stops.append(run is not None and run.state.stop_requested)
+
+        steps = Steps(at=at, act=act)
+        trio.lowlevel.add_instrument(steps)
+        second = await seat.resume()
+        outcome: str = (await seat.over(second))["outcome"]
+        trio.lowlevel.remove_instrument(steps)
+        assert (outcome == "cancelled") == (stops == [True])
+        timings = (await seat.state())["timings"]
+        assert [(one["id"], one.get("stopped", False)) for one in timings] == [
+            (first, True),
+            (second, bool(stops[:1] == [True])),
+        ]
+        count = (await seat.state())["messageCount"]
+        assert await ranges(seat) == [(0, 0, 2), (0, 2, count)]
+        if (await seat.brief())[-1] != "assistant: whole" or (await seat.messages())[-1]["stopReason"] == "aborted":
+            assert (await seat.over(await seat.resume()))["outcome"] == "success"
+            assert (await ranges(seat))[2] == (0, count, (await seat.state())["messageCount"])
+        assert (await seat.refusal("session/resume")).kind == "nothing_to_resume"
+        files.read_session(FileSystem(), seat.opened["path"])
+    return bool(stops), outcome
 
 
 # --- after a crash ----------------------------------------------------------------------------------------------------
