@@ -300,7 +300,6 @@ class Runtimes:
             await session.dispose(reason)
         except StorageError:
             session.core.disposing, session.disposal = False, None
-            session.runs.start_queued()
             raise
         self._forget(runtime)
 

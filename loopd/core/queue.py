@@ -165,7 +165,7 @@ class Queue:
     @property
     def next_steering(self) -> Item | None:
         """What is due at a safe boundary, whether or not the queue is paused: it was asked for."""
-        return next((item for item in self.items if item.shown.steer and item.id not in self._started), None)
+        return next((item for item in self.items if item.shown.steer), None)
 
     def begin(self, item: Item, run_id: str) -> None:
         """It is about to be part of that run: nobody changes it from here on, though it is seen to wait until its

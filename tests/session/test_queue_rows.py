@@ -475,6 +475,26 @@ async def test_a_stop_keeps_what_waits_pauses_it_and_a_resume_goes_on_with_all(t
         assert await seat.queue() == {"items": []}
 
 
+async def test_what_is_added_to_a_paused_queue_waits_behind_it(tmp_path: Path) -> None:  # Q-2 Q-3
+    turn = Held("half")
+    async with seated(tmp_path, turn, text("x")) as seat:
+        run_id = await seat.begin(turn)
+        await seat.add("a")
+        await seat.stop(run_id)
+        for steer in (False, True):
+            assert "runId" not in await seat.add("b", steer=steer)
+        assert ((await seat.state()).get("run"), await seat.waiting()) == (None, ["a", "b", "b"])
+        (a, b, _) = (await seat.queue())["items"]
+        for one in (a, b):
+            await seat.ask("queue/remove", itemId=one["itemId"])
+        assert (await seat.queue())["paused"] == "stopped"
+        (last,) = (await seat.queue())["items"]
+        await seat.ask("queue/remove", itemId=last["itemId"])
+        assert await seat.queue() == {"items": []}
+        assert "runId" in await seat.add("now")  # an empty queue is not paused
+        await seat.quiet()
+
+
 async def test_a_run_that_fails_pauses_what_waits(tmp_path: Path) -> None:
     started = trio.Event()
     go = trio.Event()
