@@ -2,7 +2,7 @@
 
 One run that has all phases: the input is built anew, the model thinks, speaks, calls in fragments, three tools in one
 answer, two inputs steer it, its next request is refused once, it answers, it is saved. It is started by a prompt, by
-the queue, and by a resumption. A stop comes at every moment, the other ends at each n-th; what a life hits is printed.
+the queue, and by a resumption. A stop comes at every await, the others at some of each phase, which is printed.
 Threads write the journal, so the time is real; the model's waits are a millisecond.
 """
 
@@ -53,7 +53,7 @@ from loopd.storage import files
 
 SETTLED_S = 2.0
 STEERING, WAITING = ["s1", "s2"], ["q1", "q2"]
-ENDS = ["stop", "abort", "dispose", "drain", "disconnect", "bug"]
+ENDS = ["stop", "abort", "dispose", "drain", "disconnect", "bug", "steer"]
 # One of so many moments of a phase.
 EACH = 5
 ORIGINS = ["prompt", "queue", "resume"]
@@ -186,9 +186,9 @@ def messages_of(history: History) -> list[Message]:
     return [decode_message(history.line(index)) for index in range(history.messages)]
 
 
-def inputs_of(history: History) -> list[str]:
+def inputs_of(history: History, *, until: int | None = None) -> list[str]:
     """The texts of all inputs that are part of the conversation."""
-    messages = [message for message in messages_of(history) if isinstance(message, UserMessage)]
+    messages = [message for message in messages_of(history)[:until] if isinstance(message, UserMessage)]
     return [block.text for message in messages for block in message.content if isinstance(block, TextBlock)]
 
 
@@ -349,6 +349,8 @@ class Life:
                 answer = None
             case "bug":
                 self.model.broken, answer = True, None
+            case "steer":  # ends nothing, and enters wherever the run is
+                answer = self._ask("queue/add", **self._id, content="x", steer=True)
         if callable(answer):
             self.nursery.start_soon(self._await, answer)
         else:
@@ -379,6 +381,12 @@ class Life:
                 assert result.outcome == ("error" if self.model.raised else "success")
             case "disconnect":
                 assert result.outcome == "success"
+            case "steer":
+                ours = self.session.core.history.runs[self.run.state.id]
+                assert (result.outcome, self.answer.run_id) == ("success", None)
+                # Up to the step in which generation ends (Q-2).
+                place = inputs_of(session.core.history, until=ours.timing.message_end_index)
+                assert ("x" in place) is self.generating
             case _:
                 assert result.outcome in (("success", "cancelled") if self.generating else ("success",))
         self._check_partial_text(result.outcome)
@@ -389,7 +397,7 @@ class Life:
         # Nothing lost, nothing doubled, those that steer in their order and in front.
         assert Counter(found + queued) == Counter(set(found + queued))
         assert [text for text in found + queued if text in STEERING + WAITING] == STEERING + WAITING
-        if self.end == "disconnect" or (self.end == "bug" and not self.model.raised):
+        if self.end in ("disconnect", "steer") or (self.end == "bug" and not self.model.raised):
             return
         assert session.run is None
         assert not any(item.shown.steer for item in session.core.queue.items)
@@ -433,7 +441,7 @@ class Life:
 
     async def _went_on(self, wire: Wire) -> Wire:
         """Resumed, to the end of the queue."""
-        self.model.broken, self.model.turns = False, self.model.turns if self.end == "disconnect" else []
+        self.model.broken, self.model.turns = False, []
         if self.end == "disconnect":
             wire = await self.world.connect()
         if self.end == "dispose":
@@ -463,7 +471,7 @@ class Life:
 
     async def _idle(self) -> None:
         """Until nothing goes on, which an unpaused queue reaches only when it is empty."""
-        self.expected = STEERING + WAITING
+        self.expected = STEERING + ["x"] * (self.answered.is_set() and self.end == "steer") + WAITING
         with trio.fail_after(5):
             while run := self.session.run:
                 await run.done.wait()
@@ -514,12 +522,17 @@ def phase_of(place: list[str]) -> str:
     return next((PHASES[name] for name in reversed(place) if name in PHASES), "begin")
 
 
-def sampled(phases: list[str], end: str, only: str | None) -> list[int]:
-    """Every moment for a stop. Of each phase one in ``EACH``, one at least, for another end: not the same for all."""
+def sampled(phases: list[str], origin: str, end: str, only: str | None) -> list[int]:
+    """A stop: both sides of every await of a prompt's run, else one side of each, in turn. Another end: of each phase
+    one moment in ``EACH``, one at least, not the same ones for all of them."""
     chosen = []
     for phase in [only] if only else dict.fromkeys(phases):
         moments = [at for at, name in enumerate(phases, 1) if name == phase]
-        chosen += moments if end == "stop" else moments[ENDS.index(end) % min(len(moments), EACH) :: EACH]
+        if end != "stop":
+            moments = moments[ENDS.index(end) % min(len(moments), EACH) :: EACH]
+        elif origin != "prompt" and len(moments) > 1:
+            moments = [at for at in moments if at % 4 in (1, 2)]
+        chosen += moments
     return sorted(chosen)
 
 
@@ -533,7 +546,7 @@ async def _hits(root: Path, origin: str, turns: list[list[str]], only: str | Non
         whole = Life(world, model, tool, origin, "disconnect", 0, nursery, turns)
         assert await whole.live() is None
         for end in ENDS:
-            for at in sampled(whole.phases, end, only):
+            for at in sampled(whole.phases, origin, end, only):
                 phase = await Life(world, model, tool, origin, end, at, nursery, turns).live()
                 assert only or phase == whole.phases[at - 1]
                 if phase is not None:
