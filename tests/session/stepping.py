@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import trio
 
@@ -33,3 +34,55 @@ class Steps(trio.abc.Instrument):
                 return True
             above = above.parent_nursery.parent_task if above.parent_nursery else None
         return False
+
+
+class Moments(trio.abc.Instrument):
+    """Both sides of each await of a run's task and of those below it: where it has just come to wait, so that a
+    cancellation ends that wait, and right before it goes on, where it comes too late for it.
+
+    ``begin`` is called before the first step, ``act`` at moment ``at``; ``places`` is what stood there on the stack at
+    each, the innermost last. ``watched`` says whether the run that is meant is the one that goes on.
+    """
+
+    def __init__(
+        self, watched: Callable[[], bool], *, at: int = 0, act: Callable[[], None], begin: Callable[[], None]
+    ) -> None:
+        self.places: list[list[str]] = []
+        self.hit: list[str] | None = None
+        self._watched = watched
+        self._at = at
+        self._act = act
+        self._begin: Callable[[], None] | None = begin
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self._moment(task)
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        if task.coro.cr_frame is not None:  # it waits, and has not ended
+            self._moment(task)
+
+    def _moment(self, task: trio.lowlevel.Task) -> None:
+        place = stack(task)
+        if "Runs._perform" not in place or not self._watched():
+            return
+        if self._begin is not None:
+            begin, self._begin = self._begin, None
+            begin()
+        self.places.append(place)
+        if len(self.places) == self._at:
+            self.hit = place
+            self._act()
+
+
+def stack(task: trio.lowlevel.Task | None) -> list[str]:
+    """The functions in which a task waits, and those that its nursery's task is in, the outermost first."""
+    names: list[str] = []
+    while task is not None:
+        frames: list[str] = []
+        waiting: Any = task.coro
+        while (code := getattr(waiting, "cr_code", None)) is not None:
+            frames.append(code.co_qualname)
+            waiting = waiting.cr_await
+        names = frames + names
+        task = task.parent_nursery.parent_task if task.parent_nursery else None
+    return names
