@@ -44,7 +44,7 @@ class CheckedModel(PlayedModel):
         except Exception as error:
             self.faults.append(repr(error))
             raise
-        return await super(CheckedModel, self).respond(request, say)  # noqa: UP008 slots make it another class
+        return await super(CheckedModel, self).respond(request, say)
 
     def _examine(self, request: Any) -> None:
         assert self.history is not None

@@ -280,11 +280,12 @@ class Rules:
         """Only what is saved is there, and what the journal has of the run."""
         left = self.history[self.saved :]
         self.history = self.history[: self.saved]
+        texts = [entry[1] for entry in self.history]
+        known = {request: said for request, said in self.requests.items() if said in texts}
         if left:
             self.recoverable = left
-            texts = [entry[1] for entry in self.history]
-            self.lost = {request: said for request, said in self.requests.items() if said not in texts}
-        self.requests = {request: said for request, said in self.requests.items() if request not in self.lost}
+            self.lost = {request: said for request, said in self.requests.items() if request not in known}
+        self.requests = known
         self.unsaved = False
         self.reopened()
 
@@ -542,26 +543,47 @@ class TypedAhead(RuleBasedStateMachine):
         assert stale == "conflict"
         self._did("edit")
 
+    @precondition(lambda self: self.rules.refusal() is None)
+    @rule(
+        hang=st.sampled_from([*HANGS[:3], "uses a tool, then hangs in text"]),
+        more=st.lists(st.tuples(st.sampled_from(PLAYS), st.booleans()), min_size=1, max_size=4),
+        then=st.sampled_from(["goes on", "goes on", "is stopped", "is resumed", "hangs", "crash", "crash and recover"]),
+    )
+    def types_ahead(self, hang: str, more: list[tuple[str, bool]], then: str) -> None:
+        """Several inputs while a run goes on: what most lives are about."""
+        self.prompts(hang)
+        for play, steer in more:
+            self.adds(play, steer, picture=False)
+        self.all_agree()
+        match then:
+            case "goes on":
+                self.goes_on()
+            case "is stopped":
+                self.stops(all_of_it=False)
+            case "is resumed":
+                self.stops(all_of_it=True)
+                self.all_agree()
+                self.resumes()
+            case "crash" | "crash and recover":
+                self.ends_and_is_opened_again(then)
+
     def _draw(self, data: st.DataObject) -> Waiting:
         return self.rules.queue[data.draw(st.integers(0, len(self.rules.queue) - 1), label="place")]
 
     @precondition(lambda self: self.rules.queue)
-    @rule(data=st.data(), to=st.integers(0, 4))
-    def moves(self, data: st.DataObject, to: int) -> None:
+    @rule(data=st.data(), to=st.sampled_from([None, 0, 1, 2, 9]))
+    def moves_or_removes(self, data: st.DataObject, to: int | None) -> None:
         item = self._draw(data)
+        if to is None:
+            self.named.add(item.id)
+            assert self._ask("queue/remove", itemId=item.id)["steer"] == item.steer
+            self.rules.take(item)
+            self._did("remove")
+            return
         self._ask("queue/move", itemId=item.id, to=to)
         self.rules.queue.remove(item)
         self.rules.queue.insert(to, item)
         self._did("move")
-
-    @precondition(lambda self: self.rules.queue)
-    @rule(data=st.data())
-    def removes(self, data: st.DataObject) -> None:
-        item = self._draw(data)
-        self.named.add(item.id)
-        assert self._ask("queue/remove", itemId=item.id)["steer"] == item.steer
-        self.rules.take(item)
-        self._did("remove")
 
     @precondition(lambda self: self.rules.gone)
     @rule(data=st.data(), how=st.sampled_from(["edit", "move", "remove"]))
@@ -574,18 +596,15 @@ class TypedAhead(RuleBasedStateMachine):
 
     # --- stop and resume ----------------------------------------------------------------------------------------------
 
-    @precondition(lambda self: self.last_run)
-    @rule()
-    def stops(self) -> None:
-        stopped = self._ask("session/stop", runId=self.last_run)["stopped"]
-        assert stopped == (self.rules.hangs is not None)
-        self._stopped()
-
-    @rule()
-    def aborts(self) -> None:
-        stopped = self._ask("session/abort")["stopped"]
-        assert stopped == (self.rules.hangs is not None)
-        self.rules.pause("stopped")
+    @rule(all_of_it=st.booleans())
+    def stops(self, all_of_it: bool) -> None:
+        """A run that is over is not stopped, and nothing else with it."""
+        if not all_of_it and not self.last_run:
+            return
+        stopped = self._ask("session/abort") if all_of_it else self._ask("session/stop", runId=self.last_run)
+        assert stopped["stopped"] == (self.rules.hangs is not None)
+        if all_of_it:
+            self.rules.pause("stopped")
         self._stopped()
 
     def _stopped(self) -> None:
@@ -633,21 +652,18 @@ class TypedAhead(RuleBasedStateMachine):
 
     # --- the disk, and ends -------------------------------------------------------------------------------------------
 
-    @precondition(lambda self: not self.rules.broken)
     @rule()
-    def breaks(self) -> None:
-        self.disk.error, self.rules.broken, self.met_a_broken_disk = errno.ENOSPC, True, True
+    def breaks_or_is_repaired(self) -> None:
+        self.rules.broken = not self.rules.broken
+        self.disk.error = errno.ENOSPC if self.rules.broken else None
+        self.met_a_broken_disk |= self.rules.broken
 
-    @precondition(lambda self: self.rules.broken)
-    @rule()
-    def is_repaired(self) -> None:
-        self.disk.error, self.rules.broken = None, False
-
+    @precondition(lambda self: self.rules.unsaved or self.rules.hangs)
     @rule(repaired=st.booleans())
     def flushes(self, repaired: bool) -> None:
         rules = self.rules
         if repaired and rules.broken:
-            self.is_repaired()
+            self.breaks_or_is_repaired()
         if rules.hangs:
             assert self._refused("session/flush") == "session_busy"
         elif rules.unsaved and rules.broken:
@@ -658,10 +674,12 @@ class TypedAhead(RuleBasedStateMachine):
             self._begins()
             rules.flush()
 
-    @precondition(lambda self: not self.rules.draining)
     @rule(at_once=st.booleans())
-    def drains(self, at_once: bool) -> None:
+    def drains_or_takes_work_again(self, at_once: bool) -> None:
         rules = self.rules
+        if rules.draining:
+            self._takes_work_again()
+            return
         rules.draining = True
         if at_once:
             self._ask("server/drain", deadlineMs=0)
@@ -673,9 +691,7 @@ class TypedAhead(RuleBasedStateMachine):
             rules.flush()
         self._did("drain")
 
-    @precondition(lambda self: self.rules.draining)
-    @rule()
-    def takes_work_again(self) -> None:
+    def _takes_work_again(self) -> None:
         self._begins()
         self.drain = None
         self._ask("server/drain", cancel=True)
@@ -683,9 +699,18 @@ class TypedAhead(RuleBasedStateMachine):
         self.rules.lift("draining")
         self.rules.start_queued()
 
-    @precondition(lambda self: not self.rules.broken)
-    @rule()
-    def restarts(self) -> None:
+    @rule(how=st.sampled_from(["restart", "dispose", "discard", "crash", "crash and recover"]))
+    def ends_and_is_opened_again(self, how: str) -> None:
+        match how:
+            case "restart":
+                if not self.rules.broken:
+                    self._restarts()
+            case "dispose" | "discard":
+                self._is_disposed(discards=how == "discard")
+            case _:
+                self._crashes(recovers=how != "crash")
+
+    def _restarts(self) -> None:
         self.rules.draining = True
         drained = self._ask("server/drain", deadlineMs=0)
         self.named |= set(self.queued)
@@ -704,8 +729,7 @@ class TypedAhead(RuleBasedStateMachine):
         self.rules.draining = False
         self.last_run = ""
 
-    @rule(discards=st.booleans())
-    def is_disposed_and_opened_again(self, discards: bool) -> None:
+    def _is_disposed(self, *, discards: bool) -> None:
         rules = self.rules
         if rules.unsaved:
             expected: str | None = "pending_save"
@@ -725,8 +749,7 @@ class TypedAhead(RuleBasedStateMachine):
             self._open()
             self._did("dispose")
 
-    @rule(recovers=st.booleans())
-    def crashes(self, recovers: bool) -> None:
+    def _crashes(self, *, recovers: bool) -> None:
         """The files as they are at this moment, and a new daemon on them."""
         rules, hung = self.rules, self.rules.hangs
         before, self.root = self.root, self.base / str(self.clones + 1)
@@ -757,15 +780,12 @@ class TypedAhead(RuleBasedStateMachine):
         self.recovered += 1
         self._did("recovery")
 
-    @precondition(lambda self: len(self.clients) < 3)
     @rule()
-    def another_client_attaches(self) -> None:
-        self._attach(self.guest.call(self.world.connect))
-
-    @precondition(lambda self: len(self.clients) > 1)
-    @rule()
-    def a_client_leaves(self) -> None:
-        self.guest.call(self.clients.pop().wire.aclose)
+    def a_client_comes_or_goes(self) -> None:
+        if len(self.clients) < 2:
+            self._attach(self.guest.call(self.world.connect))
+        else:
+            self.guest.call(self.clients.pop().wire.aclose)
 
     # --- what must hold after every step ------------------------------------------------------------------------------
 
