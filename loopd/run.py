@@ -40,7 +40,7 @@ from .agent.context import ConversationInput
 from .agent.loop import Agent
 from .agent.prompt import system_prompt
 from .core.guards import Declined
-from .core.history import decode_message, encode
+from .core.history import SteeredRecord, decode_message, encode
 from .core.inputs import UnsupportedInput, require_supported
 from .core.runs import RunState
 from .core.state import SessionCore
@@ -193,7 +193,9 @@ class _Context:
                 require_supported(item.content, self._model.input, str(self._model.ref))
                 message = self._core.user_message(item.content)
                 line = encode(message)
-                await self._saving.journal(self._run, line)
+                # A repeat of the request finds it after a crash too, once it was recovered.
+                steered = encode(SteeredRecord(item.request)) if item.request else b""
+                await self._saving.journal(self._run, steered + line)
             except (UnsupportedInput, Declined) as error:
                 queue.leave(item, unacceptable(error))
                 continue

@@ -61,6 +61,12 @@ class RunRecord(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
         return RunResult(run_id=self.run_id, outcome=self.outcome, saved=saved, error=self.error)
 
 
+class SteeredRecord(Struct, frozen=True, tag_field="type", tag="steered"):
+    """In a journal only, before a message that steered its run: the request which that one came with."""
+
+    request: Request
+
+
 class TimingRecord(Struct, frozen=True, tag_field="type", tag="timing"):
     """A timing of an earlier version, as it was: nothing else of its run was kept, and nothing is inferred (P-6)."""
 
@@ -75,17 +81,23 @@ class _Kind(Struct):
 _kind = msgspec.json.Decoder(_Kind)
 _message: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 _run = msgspec.json.Decoder(RunRecord)
+_steered = msgspec.json.Decoder(SteeredRecord)
 _timing = msgspec.json.Decoder(TimingRecord)
 _encoder = msgspec.json.Encoder()
 
 
-def encode(record: Message | RunRecord) -> bytes:
+def encode(record: Message | RunRecord | SteeredRecord) -> bytes:
     """One line, newline included. A lone surrogate must have become U+FFFD where the text entered."""
     return _encoder.encode(record) + b"\n"
 
 
 def decode_message(line: bytes) -> Message:
     return _message.decode(line)
+
+
+def decode_steered(line: bytes) -> Request | None:
+    """None where the line is no such record."""
+    return _steered.decode(line).request if _kind.decode(line).type == "steered" else None
 
 
 @dataclass(slots=True)

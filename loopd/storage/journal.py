@@ -1,6 +1,7 @@
 """``run.journal``: what a run has finished, kept beside the session while it goes on, for the case of a crash (S-26).
 
-A head that names the commit on which the run builds, then the run's messages, line by line as history will have them.
+A head that names the commit on which the run builds, then the run's messages, line by line as history will have them,
+one that steered the run behind a line with its request.
 Nothing of it is synced or promised: it counts only as long as that commit is the published one, and only as far as it
 makes sense. The commit of the run removes it; one that stays behind is stale by then.
 """
@@ -17,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from loop_protocol.v1.types import Recoverable
-from loopd.core.history import LINE, History, Malformed, RunRecord, decode_message
+from loopd.core.history import LINE, History, Malformed, Request, RunRecord, decode_message, decode_steered
 
 from . import CutOff, Metadata
 from .fs import BLOCK, DIRECTORY, FRESH, READ, WRITE, FileSystem, failing, opened, write_all
@@ -134,14 +135,21 @@ def _cut_off(fs: FileSystem, fd: int, commit_id: str, history: History) -> CutOf
     found = CutOff(head.run)
     # The next messages of the conversation, by the rules of history; the first line that is none ends it.
     trial = History(places=list(history.places))
+    request: Request | None = None
     for line in lines:
         try:
             line.decode()  # msgspec does not check what it skips
+            if (steered := decode_steered(line)) is not None:
+                request = steered
+                continue
             message = decode_message(line)
             trial.append(message, line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, Malformed):
             break
         found.messages.append((message, line))
+        if request is not None:
+            found.run.steered.append(request)
+            request = None
     try:
         trial.require_range(found.run.timing)
     except Malformed:
