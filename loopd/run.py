@@ -187,7 +187,8 @@ class _Context:
     async def take_inputs(self) -> bool:
         self._require_speaking()
         queue, entered = self._core.queue, False
-        while item := queue.next_steering:
+        # Whoever stops the run wants what waits to wait, also while its last message is just being journalled.
+        while not self._run.stop_requested and (item := queue.next_steering):
             queue.begin(item, self._run.id)
             try:
                 require_supported(item.content, self._model.input, str(self._model.ref))

@@ -182,6 +182,8 @@ async def test_a_stop_at_every_await_keeps_what_waits_and_a_resume_does_it_once(
 
             def stop(stopped: list[Any] = stopped, session: Session = session) -> None:
                 assert session.run is not None
+                queue = session.core.queue
+                stopped.append([item.id for item in queue.items if item.id not in queue._started])
                 stopped.append(now(world, "session/stop", sessionId=session.core.id, runId=session.run.state.id))
                 stopped.append(session.run)
 
@@ -194,10 +196,11 @@ async def test_a_stop_at_every_await_keeps_what_waits_and_a_resume_does_it_once(
             trio.lowlevel.remove_instrument(steps)
             hit = bool(stopped)
             if hit:
-                answer, run = await stopped[0](), stopped[1]
+                waited, answer, run = stopped[0], await stopped[1](), stopped[2]
                 assert answer.stopped == (run.state.result.outcome == "cancelled")  # I-1
                 outcomes[run.state.result.outcome] += 1
                 waiting, paused = session.core.queue.items, session.core.queue.paused
+                assert set(waited) <= {item.id for item in waiting}, "after a stop nothing starts by itself"
                 assert (paused == "stopped") == bool(waiting)
                 assert [*texts(session), *(item.shown.content[0].text for item in waiting)] == ["a", "b", "c"]
             assert (await wire.call("run/wait", {"runId": run_id}))["saved"]
