@@ -567,6 +567,33 @@ class TypedAhead(RuleBasedStateMachine):
             case "crash" | "crash and recover":
                 self.ends_and_is_opened_again(then)
 
+    @precondition(lambda self: self.rules.paused and not self.rules.hangs)
+    @rule(
+        what=st.lists(
+            st.sampled_from(["fails", "uses a tool", "hangs in text", "breaks", "stop", "abort", "flush", "add"]),
+            min_size=1,
+            max_size=4,
+        )
+    )
+    def goes_on_beside_a_paused_queue(self, what: list[str]) -> None:
+        """Reasons to pause meet, and the stronger one stays."""
+        for one in what:
+            before = self.rules.paused
+            match one:
+                case "breaks":
+                    self.breaks_or_is_repaired()
+                case "stop" | "abort":
+                    self.stops(all_of_it=one == "abort")
+                case "flush":
+                    self.flushes(repaired=True)
+                case "add":
+                    self.adds("answers", True, picture=False)
+                case play:
+                    self.prompts(play)
+            self.all_agree()
+            if (after := self.rules.paused) != before:
+                self._did(f"paused: {before}, then {after}")
+
     def _draw(self, data: st.DataObject) -> Waiting:
         return self.rules.queue[data.draw(st.integers(0, len(self.rules.queue) - 1), label="place")]
 
@@ -659,7 +686,7 @@ class TypedAhead(RuleBasedStateMachine):
         self.met_a_broken_disk |= self.rules.broken
 
     @precondition(lambda self: self.rules.unsaved or self.rules.hangs)
-    @rule(repaired=st.booleans())
+    @rule(repaired=st.sampled_from([True, True, False]))
     def flushes(self, repaired: bool) -> None:
         rules = self.rules
         if repaired and rules.broken:
@@ -674,12 +701,33 @@ class TypedAhead(RuleBasedStateMachine):
             self._begins()
             rules.flush()
 
-    @rule(at_once=st.booleans())
-    def drains_or_takes_work_again(self, at_once: bool) -> None:
+    @rule(
+        at_once=st.booleans(),
+        meanwhile=st.lists(st.sampled_from(["add", "goes on", "abort", "prompt", "resume", "breaks"]), max_size=3),
+    )
+    def drains_and_takes_work_again(self, at_once: bool, meanwhile: list[str]) -> None:
+        self._drains(at_once=at_once)
+        for one in meanwhile:
+            self.all_agree()
+            match one:
+                case "add":
+                    self.adds("uses a tool", False, picture=False)
+                case "goes on":
+                    if self.rules.hangs not in (None, "hangs in a retry"):
+                        self.goes_on()
+                case "abort":
+                    self.stops(all_of_it=True)
+                case "prompt":
+                    self.prompts("answers")
+                case "resume":
+                    self.resumes()
+                case _:
+                    self.breaks_or_is_repaired()
+        self.all_agree()
+        self._takes_work_again()
+
+    def _drains(self, *, at_once: bool) -> None:
         rules = self.rules
-        if rules.draining:
-            self._takes_work_again()
-            return
         rules.draining = True
         if at_once:
             self._ask("server/drain", deadlineMs=0)
