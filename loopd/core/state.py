@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from loop_protocol.v1 import events as ev
 from loop_protocol.v1.types import (
+    AssistantMessage,
     ErrorInfo,
     Message,
     ModelRef,
@@ -23,6 +24,7 @@ from loop_protocol.v1.types import (
     RunResult,
     SessionKind,
     Title,
+    ToolResultMessage,
     UserBlock,
     UserMessage,
 )
@@ -234,7 +236,14 @@ class SessionCore:
     def take_over(self, message: Message, line: bytes) -> None:
         """The next of the finished messages of a run that a crash cut off (S-26)."""
         self.recoverable = None
-        self.transcript.take_over(message, line)
+        match message:
+            case UserMessage():
+                self.history.append(message, line)
+                self._announce_input(message, None)
+            case AssistantMessage():
+                self.transcript.append_reply(message, line)
+            case ToolResultMessage():
+                self.transcript.append_result(message, line)
 
     def complete_recovery(self, record: RunRecord) -> RunState:
         """All of them are taken over: answer what is open, record the run; ``settle_run`` follows its save."""

@@ -23,7 +23,6 @@ from loop_protocol.v1.types import (
     ToolResultMessage,
     Usage,
     UserBlock,
-    UserMessage,
 )
 
 from .announce import Announce
@@ -129,17 +128,6 @@ class Transcript:
         self.history.append(message, line)
         self.open_calls.remove(next(call for call in self.open_calls if call.id == message.tool_call_id))
         self.announce_message(message)
-
-    def take_over(self, message: Message, line: bytes) -> None:
-        """A message that a run had finished before a crash cut it off becomes history, byte for byte (S-26)."""
-        match message:
-            case UserMessage():
-                self.history.append(message, line)
-                self.announce_message(message)
-            case AssistantMessage():
-                self.append_reply(message, line)
-            case ToolResultMessage():
-                self.append_result(message, line)
 
     def _draft(self) -> Streaming:
         if self.streaming is None:

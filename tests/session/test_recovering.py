@@ -430,3 +430,55 @@ def _check(watching: Watching) -> None:
                 assert state == watching.snapshots[seq], f"attached at {start}, folded to {seq}"
     assert watching.snapshots[points[0]].recoverable is not None
     assert watching.snapshots[points[-1]].recoverable is None
+
+
+async def test_a_recovered_prompt_tells_of_the_title_that_it_gives(tmp_path: Path) -> None:  # S-26 T-2 I-9
+    async with running(tmp_path / "before", model=PlayedModel([_hang])) as world:
+        wire = await world.connect()
+        opened = await wire.open(world)
+        await wire.prompt(opened["sessionId"], "the first of all")
+        await wire.event("message_update")
+        crash = Crash(world, tmp_path / "left")
+        await wire.aclose()
+    async with running(tmp_path) as world:
+        wire = await world.connect()
+        opened = await reopen(wire, world, crash)
+        watching = Watching(world)
+        trio.lowlevel.add_instrument(watching)
+        await wire.call("session/recover", {"sessionId": opened["sessionId"]})
+        trio.lowlevel.remove_instrument(watching)
+        _check(watching)
+        assert "session_title" in tags(wire)
+
+
+async def test_a_repeat_of_what_had_steered_it_finds_the_run(tmp_path: Path) -> None:  # S-26 Q-2
+    async with running(tmp_path / "before", model=PlayedModel([_hang, _hang]), tools=[Probe(name="hang")]) as world:
+        wire = await world.connect()
+        opened = await wire.open(world)
+        ask = {"sessionId": opened["sessionId"]}
+        gate = trio.Event()
+
+        async def gated(_: Any, say: Callable[[Any], None]) -> Reply:
+            say(TextDelta("so"))
+            await gate.wait()
+            return text("so")
+
+        world.services.models.model.plays = [gated, _hang]  # type: ignore[attr-defined]
+        await wire.prompt(opened["sessionId"], "first")
+        await wire.event("message_update")
+        steering = {"content": "that way", "steer": True, "requestId": "s1"}
+        await wire.call("queue/add", {**ask, **steering})
+        gate.set()
+        await wire.event("message_update")
+        crash = Crash(world, tmp_path / "left")
+        await wire.aclose()
+    async with running(tmp_path) as world:
+        wire = await world.connect()
+        opened = await reopen(wire, world, crash)
+        ask = {"sessionId": opened["sessionId"]}
+        await wire.call("session/recover", ask)
+        assert await refusal(wire, "queue/add", **ask, **steering) == "queue_item_started"
+        await wire.call("runtime/dispose", {"runtimeId": opened["runtimeId"]})
+        await reopen(wire, world, crash)
+        assert await refusal(wire, "queue/add", **ask, **steering) == "queue_item_started"
+        assert [one["role"] for one in await messages(wire, opened)] == ["user", "assistant", "user"]
