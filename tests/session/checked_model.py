@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import model_bench as bench
 import msgspec
+import strict_checkers
 from inprocess import PlayedModel
-from models import model_bench as bench
-from models import strict_checkers
 
 from loop_protocol.v1.types import AssistantMessage, Message, ModelRef, UserMessage
 from loopd.agent import Model, Reply

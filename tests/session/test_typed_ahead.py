@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis
+import model_bench as bench
 import msgspec
 import trio
 from checked_model import CheckedModel, asked
@@ -24,7 +25,6 @@ from guest import Guest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from inprocess import Probe, ProbeArguments, Wire, call, running, text
-from models import model_bench as bench
 from test_saving import Breaking
 
 from loop_protocol.replica import fold
