@@ -28,6 +28,7 @@ from ..exits import OK
 from ..reach import ANSWER, daemon
 from ..terminal import clock, document, facts, is_terminal, note, out, out_line
 from ..view import arguments_line, marks_of, title_of
+from ..waiting import described
 from ..whereabouts import readable, session_option
 from .recover import offered
 
@@ -120,6 +121,7 @@ def _show_state(state: SessionState) -> None:
             ("runtime", state.runtime_id or "not open"),
             ("doing", state.operation or ("nothing" if state.runtime_id else None)),
             ("run", state.run and f"{state.run.run_id}, since {clock(state.run.started_at)}"),
+            ("queue", described(state.queue)),
             ("last run", last and f"{last.outcome}{': ' + last.error.message if last.error else ''}"),
             ("not saved", unsaved if state.has_pending_save else None),
             ("cut off", offered(state)),
