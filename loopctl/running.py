@@ -42,8 +42,8 @@ from .waiting import tell_if_paused
 class Following:
     """One run being watched. Events of other runs are not shown.
 
-    ``ours``: it has begun. ``timing`` is its finished one, ``gap`` says that not all of it was shown, ``unsaved`` is why
-    it was not saved, and ``queue`` what waits behind it.
+    ``ours``: it has begun. ``timing`` is its finished one, ``gap`` says that not all of it was shown, ``unsaved`` is
+    why it was not saved, and ``queue`` what waits behind it.
     """
 
     client: Client

@@ -1,4 +1,4 @@
-"""Waits for the turn of a queued input, and takes it out of the queue again when nobody wants to wait for it any more."""
+"""Waits for the turn of a queued input, and takes it back when nobody wants to wait for it any more."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from loop_protocol.v1.events import (
     SessionClosed,
     SessionReplaced,
 )
-from loop_protocol.v1.types import QueueState, SessionState
+from loop_protocol.v1.types import QueuedItem, QueueState, SessionState
 
 from .exits import INTERRUPTED, REFUSED, UNREACHABLE, Failure
 from .interrupts import Interrupts
@@ -37,6 +37,7 @@ class Turn:
     item_id: str
     of: str
     json: bool
+    _seen: bool = False  # in the queue, by the events: those from before it was added come first
     _pause: str | None = None
     _following: Following | None = None
 
@@ -76,10 +77,10 @@ class Turn:
                 self._begin(run_id, notification)
             case MessageStart(item_id=self.item_id):  # it steers a run that was there before
                 self._begin(self._run(), notification)
-            case QueueChanged(items, paused, error):
-                if all(item.item_id != self.item_id for item in items):  # no event named it: nobody but a person did it
-                    raise Failure(_GONE, REFUSED)
+            case QueueChanged(items, paused, error) if self._is_among(items):
                 self._tell_pause(QueueState(items, paused, error))
+            case QueueChanged() if self._seen:  # and no event before this one said that it started
+                raise Failure(_GONE, REFUSED)
             case EventsLost():
                 self._look(notification)
             case SessionClosed(reason=reason):
@@ -88,10 +89,15 @@ class Turn:
     def _look(self, lost: Notification[EventParams]) -> None:
         """Its start may be among the events that were lost: nobody would tell it a second time."""
         queue = self._state().queue
-        if any(item.item_id == self.item_id for item in queue.items):
+        if self._is_among(queue.items):
             self._tell_pause(queue)
         else:
             self._begin(self._run(), lost)
+
+    def _is_among(self, items: list[QueuedItem]) -> bool:
+        found = any(item.item_id == self.item_id for item in items)
+        self._seen = self._seen or found
+        return found
 
     def _run(self) -> str:
         """The run that it has become part of: asked by an edit that no revision allows, and that changes nothing."""

@@ -98,9 +98,8 @@ def _accepted(client: Client, place: Place, content: str) -> dict[str, str]:
     except RpcError as error:
         if error.kind != "session_busy":
             raise
-        raise Failure(
-            f"{refusal(error.kind, error.message, error.data)}\nWith --queue it waits for its turn.", REFUSED
-        ) from None
+        refused = refusal(error.kind, error.message, error.data)
+        raise Failure(f"{refused}\n`loopctl prompt --queue` waits for its turn.", REFUSED) from None
     return {"runId": accepted.run_id}
 
 

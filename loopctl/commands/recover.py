@@ -60,8 +60,8 @@ def offered(state: SessionState) -> str | None:
 
 
 def recovered_first(client: Client, state: SessionState, *, required: bool = False) -> bool:
-    """Before a prompt leaves behind what a crash cut off, a person is asked; a script is told. ``required``: what goes on
-    with that work cannot leave it behind, and is refused. Nothing is taken over unasked (S-26)."""
+    """Before a prompt leaves behind what a crash cut off, a person is asked; a script is told. ``required``: what goes
+    on with that work cannot leave it behind, and is refused. Nothing is taken over unasked (S-26)."""
     if state.recoverable is None:
         return False
     left = counted(state.recoverable.messages)
