@@ -67,9 +67,11 @@ def _size(count: int) -> str:
 class QueueNews:
     """What changes in a queue, a line for each change; the events tell the whole list each time."""
 
-    def __init__(self, queue: QueueState | None) -> None:
-        """None: what has waited so far is not known."""
+    def __init__(self, queue: QueueState | None, of: str) -> None:
+        """``queue``: None where it is not known what waits. ``of``: the option that names its session, where one is
+        needed."""
         self._queue = queue
+        self._of = of
         self._started: set[str] = set()
 
     def of(self, params: EventParams) -> list[str]:
@@ -87,7 +89,7 @@ class QueueNews:
 
     def _changes(self, before: QueueState | None, now: QueueState) -> Iterator[str]:
         if before is None:
-            yield described(now) or "nothing waits"
+            yield described(now, self._of) or "nothing waits"
             return
         had = {item.item_id: item for item in before.items}
         has = {item.item_id: item for item in now.items}
@@ -100,7 +102,7 @@ class QueueNews:
         if all(old == new for old, new in kept):
             yield from _moved([id for id in had if id in has], [id for id in has if id in had])
         if now.items and (now.paused, now.error) != (before.paused, before.error):
-            pause = pause_of(now)
+            pause = pause_of(now, self._of)
             yield f"paused: {pause}" if pause else "goes on"
 
 

@@ -31,9 +31,10 @@ def attach(ctx: click.Context, session: str | None, runtime: str | None, since: 
         view = View(prompts=True)
         request = {"runtimeId": row.runtime_id} | ({} if since is None else {"since": since})
         attached: AttachResult = client.call("runtime/attach", request, timeout=ANSWER)
-        queue = QueueNews(attached.state.queue if attached.state else None)
+        of = option_of(row)
+        queue = QueueNews(attached.state.queue if attached.state else None, of)
         if attached.state is not None and not json:
-            _show_state(view, attached.state, option_of(row))
+            _show_state(view, attached.state, of)
         return _watch(client, view, queue, interrupts, json=json)
 
 
