@@ -53,7 +53,11 @@ class Turn:
                 else:
                     self._take(taken)
         except LostConnection as lost:
-            raise Failure(f"{lost}. An input that waits is in its memory only: send it again", UNREACHABLE) from None
+            raise Failure(
+                f"{lost}. An input that waits is in the daemon's memory only: where\n"
+                f"`loopctl queue{self.of}` does not show it any more, send it again.",
+                UNREACHABLE,
+            ) from None
         return self._following
 
     def _tell_place(self) -> None:
