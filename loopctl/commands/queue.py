@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import click
@@ -26,9 +27,17 @@ _HEADING = ["", "ID", "", "INPUT"]
 _GAPS = 2 * (len(_HEADING) - 1)
 
 
-def _options(command: Any) -> Any:
-    json = click.option("--json", "json", is_flag=True, help="Print the method's result.")
-    return session_option(json(click.pass_context(command)))
+def _options(command: Callable[..., int]) -> Any:
+    """``session`` and ``json``, which may stand before a subcommand too."""
+
+    @wraps(command)
+    def given(ctx: click.Context, session: str | None, json: bool, **rest: Any) -> int:
+        before = ctx.parent.params if ctx.parent else {}
+        session, json = session or before.get("session"), json or before.get("json", False)
+        return command(ctx, session=session, json=json, **rest)
+
+    option = click.option("--json", "json", is_flag=True, help="Print the method's result.")
+    return session_option(option(click.pass_context(given)))
 
 
 @click.group(invoke_without_command=True)
@@ -136,9 +145,6 @@ class _Queue:
 
 @contextmanager
 def _queue_of(ctx: click.Context, session: str | None) -> Iterator[_Queue]:
-    """Of the session that is named after the subcommand, or before it."""
-    if session is None and ctx.parent is not None:
-        session = ctx.parent.params.get("session")
     with daemon(ctx, start=False) as client:
         row = require_open(client, session=session)
         yield _Queue(client, row, option_of(row))

@@ -65,6 +65,12 @@ def test_what_waits_is_listed_with_position_id_mark_text_and_images(
     assert document == on_the_wire(queue)
 
 
+def test_options_may_stand_before_the_subcommand(socket_path: str, cwd: str, loopctl: Loopctl) -> None:
+    with ScriptedDaemon(socket_path, here(cwd, waiting(FIRST)) | {"queue/remove": added(FIRST)}):
+        assert json.loads(loopctl("queue", "--json", "remove", "aa").out) == added(FIRST)
+        assert loopctl("queue", "--session", "s9/meta.json", "remove", "aa").code == 4
+
+
 @pytest.mark.parametrize(
     ("queue", "said"),
     [
@@ -241,6 +247,7 @@ def test_a_session_that_is_gone_after_the_stop_was_stopped(socket_path: str, cwd
 def test_state_and_runtimes_show_the_queue(socket_path: str, cwd: str, loopctl: Loopctl) -> None:
     with ScriptedDaemon(socket_path, here(cwd, waiting(FIRST, SECOND, paused="stopped"))):
         assert re.search(r"queue +2 queued inputs, paused: the run was stopped; `loopctl resume`", loopctl("state").out)
+        assert "`loopctl resume --session s1`" in loopctl("state", "--session", "s1/meta.json").out
         assert "2 queued" in loopctl("runtimes").out
     with ScriptedDaemon(socket_path, here(cwd, waiting())):
         assert "queue" not in loopctl("state").out + loopctl("runtimes").out
