@@ -31,7 +31,7 @@ def _options(command: Callable[..., int]) -> Any:
     """``session`` and ``json``, which may stand before a subcommand too."""
 
     @wraps(command)
-    def given(ctx: click.Context, session: str | None, json: bool, **rest: Any) -> int:
+    def given(ctx: click.Context, /, session: str | None, json: bool, **rest: Any) -> int:
         before = ctx.parent.params if ctx.parent else {}
         session, json = session or before.get("session"), json or before.get("json", False)
         return command(ctx, session=session, json=json, **rest)

@@ -301,6 +301,8 @@ def test_what_goes_with_the_daemon_is_said_before(
         "loopctl: 2 queued inputs would go with the daemon: its memory alone has them, `loopctl runtimes` says where\n"
     ]
     assert "loopctl: 3 queued inputs went with the daemon\n" in ran.err  # one came meanwhile
+    with ScriptedDaemon(socket_path, script | {"server/drain": DRAINED | {"queued": 2}}):
+        assert "went with the daemon" not in loopctl(*arguments).err
 
 
 def test_a_drain_that_stays_keeps_the_queue(socket_path: str, cwd: str, loopctl: Loopctl) -> None:  # D-4

@@ -176,6 +176,7 @@ def test_a_person_is_asked_whether_to_take_it_over(
         terminal.type(typed)
         assert terminal.ends() == code
     assert len(daemon.asked("session/recover")) == len(daemon.asked("session/resume")) == asked
+    assert len(daemon.asked("runtime/attach")) == 1 + asked  # what it knew of the session is old then
     assert ("and so on" in terminal.shown) is bool(asked)
 
 
