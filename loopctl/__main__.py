@@ -15,6 +15,8 @@ from .terminal import note
 # name: where it is, and what --help says, so that --help needs none of these modules
 COMMANDS = {
     "prompt": ("prompt", "Send a prompt and stream the answer."),
+    "resume": ("resume", "Go on with work that was stopped or failed."),
+    "queue": ("queue", "Show and change what waits for its turn."),
     "attach": ("attach", "Watch the session of this directory."),
     "new": ("seats", "Start a new session in this directory."),
     "switch": ("seats", "Go on with another session in this directory."),

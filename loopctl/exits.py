@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 OK = 0
 RUN_FAILED = 1
 USAGE = 2
@@ -19,6 +21,7 @@ _BY_KIND = {
     "session_not_found": NO_SESSION,
     "runtime_not_found": NO_SESSION,
     "run_not_found": NO_SESSION,
+    "queue_item_not_found": NO_SESSION,
     "session_closed": NO_SESSION,
     "draining": REFUSED,
     "session_busy": REFUSED,
@@ -27,6 +30,8 @@ _BY_KIND = {
     "save_failed": REFUSED,
     "replacing": REFUSED,
     "conflict": REFUSED,
+    "queue_item_started": REFUSED,
+    "nothing_to_resume": REFUSED,
     "session_locked": REFUSED,
     "unsupported_version": UNREACHABLE,
 }
@@ -38,6 +43,9 @@ _REMEDY = {
     "session_busy": "`loopctl attach` watches it, `loopctl stop` ends it.",
     "draining": "If it does not end, `loopctl drain --cancel` lets it take work again.",
     "session_not_found": "`loopctl sessions` lists what is saved, `loopctl runtimes` what is open.",
+    "queue_item_not_found": "`loopctl queue` lists what waits.",
+    "queue_item_started": "`loopctl attach` watches the run, `loopctl stop` ends it.",
+    "nothing_to_resume": "`loopctl messages --last 2` shows where it ended.",
     "model_unavailable": "`loopctl models` shows what can be chosen, and why the rest cannot.",
 }
 
@@ -63,6 +71,10 @@ class OutputFailed(Exception):
     """What we print cannot be written; whatever the daemon does goes on."""
 
 
-def refusal(kind: str, message: str) -> Failure:
+def refusal(kind: str, message: str, data: dict[str, Any]) -> Failure:
+    """An error answer as a line for people, and one with what to do where there is something."""
     remedy = _REMEDY.get(kind, "")
+    if kind == "conflict" and (queued := data.get("queued")):
+        message = f"{'1 queued input' if queued == 1 else f'{queued} queued inputs'} would be lost"
+        remedy = "`loopctl queue` shows what waits; `new`, `switch` and `dispose` drop it with --discard-queue."
     return Failure(f"{message}\n{remedy}" if remedy else message, of_kind(kind))

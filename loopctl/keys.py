@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from loop_protocol.client import Client
 from loop_protocol.v1.errors import RpcError
@@ -37,3 +38,14 @@ def warn_of(client: Client) -> bool:
     except RpcError:
         return False
     return warn(listed.models)
+
+
+@contextmanager
+def missing_told(client: Client) -> Iterator[None]:
+    """A refused model may only need the key that is here."""
+    try:
+        yield
+    except RpcError as error:
+        if error.kind == "model_unavailable":
+            warn_of(client)
+        raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from loop_protocol.v1.types import ModelRef, SessionRow, SessionState
 from .exits import REFUSED, USAGE, Failure
 from .reach import ANSWER
 from .terminal import note
-from .whereabouts import callers_environment, callers_umask, find_open, here, named
+from .whereabouts import callers_environment, callers_umask, existing, find_open, here, named
 
 # The runtime that a refusal names may be gone when we join it, and another one may be there then.
 TRIES = 5
@@ -63,6 +64,27 @@ def enter(client: Client, wish: Wish) -> Place:
     return tried(lambda: _enter(client, wish))
 
 
+def reopened(client: Client, session: str | None) -> Place:
+    """The session that is named, else the one of this directory, else its latest saved one, open and attached. None is
+    made. Raises :class:`RpcError`."""
+    return tried(lambda: _attached(client, _reopened(client, session)))
+
+
+def _reopened(client: Client, session: str | None) -> str:
+    found = existing(client, session=session)
+    if isinstance(found, str):
+        return open_saved(client, found, beside=session is not None).runtime_id
+    return found.runtime_id
+
+
+def open_saved(client: Client, path: str, *, beside: bool) -> RuntimeOpenResult:
+    """``beside``: whatever is open for this directory stays the one that a prompt here finds."""
+    request = {"cwd": here(), **callers(), "session": {"kind": "open", "path": os.path.abspath(path)}}
+    request |= {"runtimeId": "new"} if beside else {}
+    opened: RuntimeOpenResult = client.call("runtime/open", request, timeout=ANSWER)
+    return opened
+
+
 def tried(attempt: Callable[[], T]) -> T:
     for _ in range(TRIES - 1):
         try:
@@ -74,11 +96,15 @@ def tried(attempt: Callable[[], T]) -> T:
 
 
 def _enter(client: Client, wish: Wish) -> Place:
-    runtime_id = _open_or_join(client, wish)
+    place = _attached(client, _open_or_join(client, wish))
+    _adjust(client, place.state, wish)
+    return place
+
+
+def _attached(client: Client, runtime_id: str) -> Place:
     attached: AttachResult = client.call("runtime/attach", {"runtimeId": runtime_id}, timeout=ANSWER)
     if attached.state is None:  # only an answer to `since` has none
         raise RpcError("internal", "the daemon attached us without a snapshot")
-    _adjust(client, attached.state, wish)
     return Place(runtime_id, attached.state)
 
 
@@ -98,13 +124,13 @@ def _open_or_join(client: Client, wish: Wish) -> str:
     return opened.runtime_id
 
 
-def renew(client: Client, wish: Wish) -> bytes:
+def renew(client: Client, wish: Wish, *, discard_queue: bool = False) -> bytes:
     """An empty session in the seat of this directory. The result of the method that made it: the two have the same
-    fields, as far as an opening has them."""
+    fields, as far as an opening has them. ``discard_queue``: also over inputs that wait, which are lost then."""
     try:
         return client.call_raw("runtime/open", _request(wish, None), timeout=ANSWER)
     except RpcError as error:
-        request = {"runtimeId": _in_the_way(error), **callers()}
+        request = {**discarding(_in_the_way(error), discard_queue), **callers()}
         return client.call_raw("runtime/newSession", request, timeout=ANSWER)
 
 
@@ -116,7 +142,12 @@ def _in_the_way(error: RpcError) -> str:
     return other
 
 
-def switch(client: Client, session: str) -> bytes:
+def discarding(runtime_id: str, discard_queue: bool) -> dict[str, Any]:
+    """The parameters of what takes a session away: with inputs that wait only where that was asked for."""
+    return {"runtimeId": runtime_id} | ({"discardQueue": True} if discard_queue else {})
+
+
+def switch(client: Client, session: str, *, discard_queue: bool) -> bytes:
     """The named session in the seat of this directory, which is made if there is none; as :func:`renew`."""
     row, path = named(client, session)
     seat = find_open(client)
@@ -128,12 +159,12 @@ def switch(client: Client, session: str) -> bytes:
         raise _open_elsewhere(row)
     try:
         if seat is not None:
-            request = {"runtimeId": seat.runtime_id, "path": path, **callers()}
+            request = {**discarding(seat.runtime_id, discard_queue), "path": path, **callers()}
             return client.call_raw("runtime/switchSession", request, timeout=ANSWER)
         request = {"cwd": here(), **callers(), "session": {"kind": "open", "path": path}}
         return client.call_raw("runtime/open", request, timeout=ANSWER)
     except RpcError as error:
-        if error.kind != "conflict":
+        if error.kind != "conflict" or "queued" in error.data:
             raise
         raise Failure(_SEAT_TAKEN, REFUSED) from None
 

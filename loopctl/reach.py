@@ -49,7 +49,7 @@ def translated() -> Iterator[None]:
     try:
         yield
     except RpcError as error:
-        raise refusal(error.kind, error.message) from None
+        raise refusal(error.kind, error.message, error.data) from None
     except (Unreachable, paths.PathProblem) as error:
         raise Failure(str(error), UNREACHABLE) from None
     except LostConnection as error:

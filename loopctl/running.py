@@ -1,12 +1,18 @@
-"""Follows one run from its acceptance to its end, whatever happens in between, and gives the exit code."""
+"""Follows one run from its acceptance to its end, whatever happens in between, and gives the exit code.
+
+All commands that start a run end in :func:`followed` or :func:`left_alone`.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import assert_never
+
+import msgspec
 
 from loop_protocol.backlog import Notification
 from loop_protocol.client import Client, LostConnection
@@ -15,25 +21,29 @@ from loop_protocol.v1.events import (
     EventParams,
     EventsLost,
     PromptTimingEvent,
+    QueueChanged,
     RunSettled,
     RunStarted,
     SaveFailed,
     SessionClosed,
 )
-from loop_protocol.v1.types import ErrorInfo, PromptTiming, RunResult, SessionState
+from loop_protocol.v1.types import ErrorInfo, PromptTiming, QueueState, RunResult, SessionState
 
-from .exits import INTERRUPTED, OK, RUN_FAILED, TIMED_OUT, Failure
+from .exits import INTERRUPTED, OK, REFUSED, RUN_FAILED, TIMED_OUT, UNREACHABLE, Failure
 from .interrupts import Interrupts
 from .reach import ANSWER
-from .terminal import is_terminal, note, out_line
+from .terminal import document, is_terminal, note, out_line
+from .unsaved import until_saved
 from .view import View, outcome
+from .waiting import tell_if_paused
 
 
 @dataclass(slots=True)
 class Following:
     """One run being watched. Events of other runs are not shown.
 
-    ``timing`` is its finished one, ``gap`` says that not all of it was shown, and ``unsaved`` is why it was not saved.
+    ``ours``: it has begun. ``timing`` is its finished one, ``gap`` says that not all of it was shown, ``unsaved`` is
+    why it was not saved, and ``queue`` what waits behind it.
     """
 
     client: Client
@@ -48,6 +58,7 @@ class Following:
     timing: PromptTiming | None = None
     gap: bool = False
     unsaved: str | None = None
+    queue: QueueState | None = None
 
     def until_settled(self, interrupts: Interrupts, *, deadline: float | None) -> RunResult:
         try:
@@ -57,21 +68,18 @@ class Following:
 
     def _until_settled(self, interrupts: Interrupts, *, deadline: float | None) -> RunResult:
         while self.result is None:
-            # First what the person wants: a fast stream always has one more event.
-            if interrupts.asked:
-                self._stop(INTERRUPTED)
-            elif deadline is not None and time.monotonic() >= deadline:
-                self._stop(TIMED_OUT)
-            elif (notification := self.client.next_notification(timeout=0)) is not None:
-                self._take(notification)
+            taken = news(self.client, interrupts, deadline)
+            if isinstance(taken, int):
+                self._stop(taken)
             else:
-                left = None if deadline is None else deadline - time.monotonic()
-                interrupts.wait(self.client, timeout=left)
+                self.take(taken)
         return self.result
 
-    def _take(self, notification: Notification[EventParams]) -> None:
+    def take(self, notification: Notification[EventParams]) -> None:
         params = notification.params
         if params is not None and params.session_id == self.session_id:
+            if isinstance(params.event, QueueChanged):
+                self.queue = QueueState(params.event.items, params.event.paused, params.event.error)
             self.ours = self.ours or isinstance(params.event, EventsLost) or _begins(params, self.run_id)
         if not self.ours:
             return
@@ -103,6 +111,7 @@ class Following:
     def _look_whether_it_settled(self) -> None:
         """The end of the run may be among the events that were lost: nobody would tell it a second time."""
         state: SessionState = self.client.call("session/state", {"sessionId": self.session_id}, timeout=ANSWER)
+        self.queue = state.queue
         if state.run is None or state.run.run_id != self.run_id:
             self._settle()
 
@@ -120,12 +129,66 @@ class Following:
         # The events up to the end were written before this answer (I-3), so they are here now.
         result: RunResult = self.client.call("run/wait", {"runId": self.run_id}, timeout=ANSWER)
         while self.result is None and (notification := self.client.next_notification(timeout=0)) is not None:
-            self._take(notification)
+            self.take(notification)
         self.result = self.result or result
+
+
+def news(client: Client, interrupts: Interrupts, deadline: float | None) -> Notification[EventParams] | int:
+    """The next event, or the exit code of whoever does not wait for it any more."""
+    while True:
+        # First what the person wants: a fast stream always has one more event.
+        if interrupts.asked:
+            return INTERRUPTED
+        if deadline is not None and time.monotonic() >= deadline:
+            return TIMED_OUT
+        if (notification := client.next_notification(timeout=0)) is not None:
+            return notification
+        interrupts.wait(client, timeout=None if deadline is None else deadline - time.monotonic())
 
 
 def _begins(params: EventParams, run_id: str) -> bool:
     return isinstance(params.event, RunStarted) and params.event.run_id == run_id
+
+
+def followed(
+    following: Following, before: SessionState, interrupts: Interrupts, *, deadline: float | None, of: str = ""
+) -> int:
+    """To its end, which is told. The exit code. ``before``: the session when the run was sent; ``of``: the option that
+    names it, where one is needed."""
+    interrupts.farewell = f"run {following.run_id} may go on: `loopctl attach` watches it, `loopctl stop` stops it"
+    result = following.until_settled(interrupts, deadline=deadline)
+    tell(following, result)
+    if not following.closed:
+        tell_if_paused(following.queue or before.queue, of)
+    if not result.saved and not until_saved(following.client, following.session_id, interrupts):
+        return REFUSED  # before any other outcome: nothing else is lost by being missed (S-25)
+    mark_read(following, before)
+    return exit_code(following, result)
+
+
+def left_alone(ids: dict[str, str], *, json: bool) -> int:
+    """What was started, or waits, by its ids."""
+    if json:
+        document(msgspec.json.encode(ids))
+    else:
+        out_line("\n".join(f"{name} {id}" for name, id in ids.items()))
+    return OK
+
+
+@contextmanager
+def crash_told(state: SessionState) -> Iterator[None]:
+    """Whoever just sends the next prompt would leave the run behind (S-26)."""
+    try:
+        yield
+    except LostConnection as lost:
+        if state.path is None:
+            raise
+        raise Failure(
+            f"{lost}. What was saved of the conversation is kept, and\n"
+            f"`loopctl recover --session {state.session_id}`\n"
+            "takes over what is left of a run that was cut off.",
+            UNREACHABLE,
+        ) from None
 
 
 def exit_code(following: Following, result: RunResult) -> int:

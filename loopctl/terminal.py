@@ -7,6 +7,7 @@ as escapes, so that what a person reads is what is there (K-45); a pipe or a fil
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 import time
 from typing import TextIO
@@ -37,8 +38,13 @@ def one_line(text: str, limit: int) -> str:
 
 
 def shortened(text: str, limit: int) -> str:
-    """For a table, where the whole is elsewhere."""
-    return text if len(text) <= limit else text[: limit - 1].rstrip() + ELLIPSIS
+    """In at most so many columns, where the whole is elsewhere."""
+    if _width(text) <= limit:
+        return text
+    kept = text[: limit - 1]
+    while _width(kept) >= limit:
+        kept = kept[:-1]
+    return kept.rstrip() + ELLIPSIS
 
 
 def out(text: str) -> None:
@@ -101,6 +107,11 @@ def facts(pairs: list[tuple[str, object]]) -> None:
     for name, value in pairs:
         if value is not None:
             out_line(f"{name.ljust(width)}  {value}")
+
+
+def columns() -> int | None:
+    """How wide the terminal is that stdout goes to, if it is one."""
+    return shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
 
 
 def is_terminal(stream: TextIO | None) -> bool:

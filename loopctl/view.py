@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import msgspec
@@ -33,7 +34,7 @@ from loop_protocol.v1.types import (
     UserMessage,
 )
 
-from .terminal import err, note, one_line, out
+from .terminal import err, is_terminal, note, one_line, out
 
 ARGUMENTS = 300
 # Of a chatty tool: so many lines as they come, and then the last ones when it has ended.
@@ -94,6 +95,12 @@ class View:
             self._message, self._shown = message, ""
         self._shown += text
         out(text)
+
+    def aside(self, text: str) -> None:
+        """Something beside the answer, which goes on after it."""
+        if self._shown and not self._shown.endswith("\n") and is_terminal(sys.stdout):
+            err("\n")
+        note(text)
 
     def end_line(self) -> None:
         """What comes next begins in a line of its own."""

@@ -6,7 +6,6 @@ something open: the daemon searches nothing (S-2).
 
 from __future__ import annotations
 
-import math
 import os
 
 import click
@@ -99,10 +98,21 @@ def named(client: Client, session: str) -> tuple[RuntimeRow | None, str | None]:
 
 def readable(client: Client, *, session: str | None) -> dict[str, str]:
     """The parameters that name the session to read: an open one by id, else a saved one by path. Creates none."""
+    found = existing(client, session=session)
+    return {"path": found} if isinstance(found, str) else {"sessionId": found.session_id}
+
+
+def existing(client: Client, *, session: str | None) -> RuntimeRow | str:
+    """The session that is named, else the one of this directory, else its latest saved one: where it is open, else its
+    path."""
     row, path = named(client, session) if session is not None else (find_open(client), None)
-    if row is not None:
-        return {"sessionId": row.session_id}
-    return {"path": path or _latest_saved(client, here())}
+    return row or path or _latest_saved(client, here())
+
+
+def option_of(row: RuntimeRow) -> str:
+    """What a command needs to be told to find that session from here; nothing, if it does by itself."""
+    found = row.default and os.path.realpath(row.cwd) == os.path.realpath(here())
+    return "" if found else f" --session {row.session_id}"
 
 
 def _is_path(session: str) -> bool:
@@ -146,20 +156,3 @@ def _latest_saved(client: Client, cwd: str) -> str:
         return found.sessions[0].path
     damaged = "".join(f"\ndamaged: {one.path}: {one.reason}" for one in found.damaged)
     raise Failure(f"no session of {cwd} yet{damaged}", NO_SESSION)
-
-
-def seconds_option(_ctx: click.Context, _option: click.Parameter, value: float | None) -> float | None:
-    """``nan`` passes every range check, and no deadline ever comes."""
-    if value is not None and math.isnan(value):
-        raise click.BadParameter("expected a number of seconds")
-    return value
-
-
-def model_option(_ctx: click.Context, _option: click.Parameter, value: str | None) -> dict[str, str] | None:
-    """``provider/id``; the id may contain slashes."""
-    if value is None:
-        return None
-    provider, slash, id = value.partition("/")
-    if not (provider and slash and id):
-        raise click.BadParameter("expected PROVIDER/ID; `loopctl models` lists them")
-    return {"provider": provider, "id": id}

@@ -14,7 +14,8 @@ from ..interrupts import Interrupts
 from ..reach import ANSWER, daemon
 from ..terminal import note, out_line
 from ..view import View
-from ..whereabouts import require_open, session_option
+from ..waiting import QueueNews, described
+from ..whereabouts import option_of, require_open, session_option
 
 
 @click.command()
@@ -30,20 +31,24 @@ def attach(ctx: click.Context, session: str | None, runtime: str | None, since: 
         view = View(prompts=True)
         request = {"runtimeId": row.runtime_id} | ({} if since is None else {"since": since})
         attached: AttachResult = client.call("runtime/attach", request, timeout=ANSWER)
+        of = option_of(row)
+        queue = QueueNews(attached.state.queue if attached.state else None, of)
         if attached.state is not None and not json:
-            _show_state(view, attached.state)
-        return _watch(client, view, interrupts, json=json)
+            _show_state(view, attached.state, of)
+        return _watch(client, view, queue, interrupts, json=json)
 
 
-def _show_state(view: View, state: SessionState) -> None:
+def _show_state(view: View, state: SessionState, of: str) -> None:
     where = state.path or f"session {state.session_id} (in memory)"
     note(f"{where}: {state.live_count} messages, {state.model}, {state.permission}, {state.operation or 'idle'}")
+    if waiting := described(state.queue, of):
+        note(f"{waiting}; `loopctl queue{of}` shows what waits")
     if state.draft is not None:
         said = "".join(block.text for block in state.draft.content if isinstance(block, TextBlock))
         view.continue_message(state.draft.message_id, said)
 
 
-def _watch(client: Client, view: View, interrupts: Interrupts, *, json: bool) -> int:
+def _watch(client: Client, view: View, queue: QueueNews, interrupts: Interrupts, *, json: bool) -> int:
     while not interrupts.asked:
         notification = client.next_notification(timeout=0)
         if notification is None:
@@ -52,6 +57,8 @@ def _watch(client: Client, view: View, interrupts: Interrupts, *, json: bool) ->
         if json:
             out_line(notification.raw.decode())
         elif notification.params is not None:
+            for line in queue.of(notification.params):
+                view.aside(line)
             view.show(notification.params)
         if notification.params is not None and isinstance(notification.params.event, SessionClosed):
             return OK

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import click
 import msgspec
 
+from loop_protocol.client import Client
+from loop_protocol.v1.errors import RpcError
+from loop_protocol.v1.methods import RuntimeRow
 from loop_protocol.v1.types import SessionState
 
+from ..exits import OK
+from ..given import discard_option
+from ..opening import discarding
 from ..reach import ANSWER, daemon
 from ..terminal import told
-from ..whereabouts import require_open, session_option
+from ..waiting import tell_if_paused
+from ..whereabouts import option_of, require_open, session_option
 
 _Decorator = Callable[[Any], Any]
 _WHICH: tuple[_Decorator, ...] = (
@@ -37,10 +45,12 @@ def stop(ctx: click.Context, session: str | None, runtime: str | None, json: boo
         row = require_open(client, session=session, runtime=runtime, running=True)
         state: SessionState = client.call("session/state", {"sessionId": row.session_id}, timeout=ANSWER)
         if state.run is None:
-            return told(b'{"stopped":false}', "nothing is running", json=json)
+            told(b'{"stopped":false}', "nothing is running", json=json)
+            return _tell_waiting(state, row)
         request = {"sessionId": row.session_id, "runId": state.run.run_id}
         raw = client.call_raw("session/stop", request, timeout=ANSWER)
-    return told(raw, "stopped" if _is_true(raw, "stopped") else "it was over already", json=json)
+        told(raw, "stopped" if _is_true(raw, "stopped") else "it was over already", json=json)
+        return _tell_waiting(_now(client, row), row)
 
 
 @click.command()
@@ -50,7 +60,23 @@ def abort(ctx: click.Context, session: str | None, runtime: str | None, json: bo
     with daemon(ctx, start=False) as client:
         row = require_open(client, session=session, runtime=runtime, running=True)
         raw = client.call_raw("session/abort", {"sessionId": row.session_id}, timeout=ANSWER)
-    return told(raw, "aborted" if _is_true(raw, "stopped") else "nothing was running", json=json)
+        told(raw, "aborted" if _is_true(raw, "stopped") else "nothing was running", json=json)
+        return _tell_waiting(_now(client, row), row)
+
+
+def _now(client: Client, row: RuntimeRow) -> SessionState | None:
+    """None: it was closed meanwhile."""
+    with suppress(RpcError):
+        state: SessionState = client.call("session/state", {"sessionId": row.session_id}, timeout=ANSWER)
+        return state
+    return None
+
+
+def _tell_waiting(state: SessionState | None, row: RuntimeRow) -> int:
+    """What waits does not start by itself after a stop (Q-3)."""
+    if state is not None:
+        tell_if_paused(state.queue, option_of(row))
+    return OK
 
 
 @click.command()
@@ -64,15 +90,16 @@ def flush(ctx: click.Context, session: str | None, runtime: str | None, json: bo
 
 
 @click.command()
+@discard_option
 @_options
-def dispose(ctx: click.Context, session: str | None, runtime: str | None, json: bool) -> int:
+def dispose(ctx: click.Context, session: str | None, runtime: str | None, json: bool, discard_queue: bool) -> int:
     """Close this directory's session: its run is stopped, everything is saved, and the runtime is given back.
 
-    Refused while something is unsaved. The session can be opened again.
+    Refused while something is unsaved, or an input waits. The session can be opened again.
     """
     with daemon(ctx, start=False) as client:
         row = require_open(client, session=session, runtime=runtime)
-        raw = client.call_raw("runtime/dispose", {"runtimeId": row.runtime_id}, timeout=ANSWER)
+        raw = client.call_raw("runtime/dispose", discarding(row.runtime_id, discard_queue), timeout=ANSWER)
     return told(raw, f"closed {row.path or row.session_id}", json=json)
 
 

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import click
-import msgspec
 
 from loop_protocol import paths
 from loop_protocol.client import Client, LostConnection
 from loop_protocol.v1.errors import RpcError
-from loop_protocol.v1.methods import PromptResult
+from loop_protocol.v1.methods import PromptResult, QueueResult
 
 from .. import keys
-from ..exits import OK, REFUSED, UNREACHABLE, Failure
+from ..exits import REFUSED, Failure, refusal
+from ..given import content, model_option, run_options
 from ..interrupts import Interrupts
 from ..opening import Place, Way, Wish, enter
 from ..reach import ANSWER, daemon
-from ..running import Following, exit_code, mark_read, tell
-from ..terminal import document, is_terminal, note, out_line
-from ..unsaved import until_saved
-from ..whereabouts import model_option, seconds_option
+from ..running import Following, crash_told, followed, left_alone
+from ..terminal import note
+from ..turn import Turn
 from .recover import recovered_first
 
 PERMISSIONS = ["read-only", "workspace-write", "danger-full-access"]
@@ -41,15 +39,8 @@ EFFORTS = ["low", "medium", "high"]
 @click.option("--model", metavar="PROVIDER/ID", callback=model_option, help="Set the session's model first.")
 @click.option("--effort", type=click.Choice(EFFORTS), help="Set first how much its model reasons.")
 @click.option("--permission", type=click.Choice(PERMISSIONS), help="Set what tools may do first.")
-@click.option("--json", "json", is_flag=True, help="Print the run's events, one JSON object per line.")
-@click.option("--no-wait", is_flag=True, help="Print the ids of run and session, and leave the run alone.")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0, min_open=True, max=10**9),
-    callback=seconds_option,
-    metavar="S",
-    help="Stop the run after S seconds.",
-)
+@click.option("--queue", is_flag=True, help="Where something else goes on, wait for its turn.")
+@run_options
 @click.pass_context
 def prompt(
     ctx: click.Context,
@@ -61,54 +52,35 @@ def prompt(
     model: dict[str, str] | None,
     effort: str | None,
     permission: str | None,
+    queue: bool,
     json: bool,
     no_wait: bool,
     timeout: float | None,
 ) -> int:
     """Send TEXT (- or nothing: what comes on stdin) and stream the answer.
 
-    The prompt goes to the session that is open for this directory; where none is, a new one starts.
+    The prompt goes to the session that is open for this directory; where none is, a new one starts. Where that is busy,
+    the prompt is refused, or with --queue waits: --timeout counts from now on, and Ctrl-C takes it back.
     """
     if ctx.args:
         raise click.UsageError("the text must be one argument: put it in quotes")
     wish = Wish(_way(new=new, latest=latest, memory=memory, path=path), path, model, effort, permission)
     if no_wait and (wish.way is Way.MEMORY or timeout is not None):
         raise click.UsageError("--no-wait goes neither with --no-session nor with --timeout")
-    content = _content(text)
-    with daemon(ctx, start=True) as client, _missing_key_told(client):
+    sent = content(text)
+    with daemon(ctx, start=True) as client, keys.missing_told(client):
         place = enter(client, wish)
         if recovered_first(client, place.state):
             place = enter(client, wish)
-        with _given_back(client, place, wish), _crash_told(place), Interrupts() as interrupts:
-            run_id = _accepted(client, place, content)
+        of = f" --session {place.state.session_id}" if path else ""
+        with _given_back(client, place, wish), crash_told(place.state), Interrupts() as interrupts:
+            accepted = _queued(client, place, sent) if queue else _accepted(client, place, sent)
+            deadline = None if timeout is None else time.monotonic() + timeout
             _say_if_practising(client, place, wish)
             if no_wait:
-                return _leave(run_id, place, json=json)
-            following = Following(client, place.state.session_id, run_id, json)
-            interrupts.farewell = f"run {run_id} may go on: `loopctl attach` watches it, `loopctl stop` stops it"
-            deadline = None if timeout is None else time.monotonic() + timeout
-            result = following.until_settled(interrupts, deadline=deadline)
-            tell(following, result)
-            if not result.saved and not until_saved(client, following.session_id, interrupts):
-                return REFUSED  # before any other outcome: nothing else is lost by being missed (S-25)
-            mark_read(following, place.state)
-            return exit_code(following, result)
-
-
-@contextmanager
-def _crash_told(place: Place) -> Iterator[None]:
-    """Whoever just sends the next prompt would leave the run behind (S-26)."""
-    try:
-        yield
-    except LostConnection as lost:
-        if place.state.path is None:
-            raise
-        raise Failure(
-            f"{lost}. What was saved of the conversation is kept, and\n"
-            f"`loopctl recover --session {place.state.session_id}`\n"
-            "takes over what is left of a run that was cut off.",
-            UNREACHABLE,
-        ) from None
+                return left_alone(accepted | {"sessionId": place.state.session_id}, json=json)
+            following = _followed_from(client, place, accepted, interrupts, deadline=deadline, of=of, json=json)
+            return followed(following, place.state, interrupts, deadline=deadline, of=of)
 
 
 def _way(*, new: bool, latest: bool, memory: bool, path: str | None) -> Way:
@@ -119,45 +91,42 @@ def _way(*, new: bool, latest: bool, memory: bool, path: str | None) -> Way:
     return chosen[0] if chosen else Way.CURRENT
 
 
-def _content(text: str | None) -> str:
-    if text is None or text == "-":
-        if text is None and is_terminal(sys.stdin):
-            raise click.UsageError("nothing to send: give a text, or - to read it from stdin")
-        text = _stdin()
-    if not text.strip():
-        raise click.UsageError("the text is empty")
-    # An argument that is not UTF-8 comes with surrogates, which no JSON can hold.
-    return os.fsencode(text).decode("utf-8", "replace") if not _encodable(text) else text
-
-
-def _stdin() -> str:
-    raw = sys.stdin.buffer.read() if sys.stdin is not None else b""
-    text = raw.decode("utf-8", "replace")
-    if "\ufffd" in text and not _is_utf8(raw):
-        note("stdin is not UTF-8 everywhere: the bytes that are not became U+FFFD")
-    return text
-
-
-def _is_utf8(raw: bytes) -> bool:
+def _accepted(client: Client, place: Place, content: str) -> dict[str, str]:
+    """The run, by its name on the wire; as :func:`_queued`."""
     try:
-        raw.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+        accepted: PromptResult = client.call("session/prompt", _request(place, content), timeout=ANSWER)
+    except RpcError as error:
+        if error.kind != "session_busy":
+            raise
+        refused = refusal(error.kind, error.message, error.data)
+        raise Failure(f"{refused}\n`loopctl prompt --queue` waits for its turn.", REFUSED) from None
+    return {"runId": accepted.run_id}
 
 
-def _encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def _queued(client: Client, place: Place, content: str) -> dict[str, str]:
+    """The item that waits, or the run where nothing was in its way."""
+    added: QueueResult = client.call("queue/add", _request(place, content), timeout=ANSWER)
+    return {"itemId": added.item_id} if added.run_id is None else {"runId": added.run_id}
 
 
-def _accepted(client: Client, place: Place, content: str) -> str:
-    request = {"sessionId": place.state.session_id, "content": content, "requestId": str(uuid.uuid4())}
-    accepted: PromptResult = client.call("session/prompt", request, timeout=ANSWER)
-    return accepted.run_id
+def _request(place: Place, content: str) -> dict[str, str]:
+    return {"sessionId": place.state.session_id, "content": content, "requestId": str(uuid.uuid4())}
+
+
+def _followed_from(
+    client: Client,
+    place: Place,
+    accepted: dict[str, str],
+    interrupts: Interrupts,
+    *,
+    deadline: float | None,
+    of: str,
+    json: bool,
+) -> Following:
+    session_id = place.state.session_id
+    if item_id := accepted.get("itemId"):
+        return Turn(client, session_id, item_id, of, json).awaited(interrupts, deadline=deadline)
+    return Following(client, session_id, accepted["runId"], json)
 
 
 @contextmanager
@@ -167,19 +136,17 @@ def _given_back(client: Client, place: Place, wish: Wish) -> Iterator[None]:
         yield
     finally:
         if wish.way is Way.MEMORY:
-            with suppress(RpcError, LostConnection, TimeoutError):  # gone already, which is what we want
-                client.call("runtime/dispose", {"runtimeId": place.runtime_id}, timeout=ANSWER)
+            with suppress(LostConnection, TimeoutError):
+                _dispose(client, place.runtime_id)
 
 
-@contextmanager
-def _missing_key_told(client: Client) -> Iterator[None]:
-    """A refused model may only need the key that is here."""
+def _dispose(client: Client, runtime_id: str) -> None:
     try:
-        yield
-    except RpcError as error:
-        if error.kind == "model_unavailable":
-            keys.warn_of(client)
-        raise
+        client.call("runtime/dispose", {"runtimeId": runtime_id}, timeout=ANSWER)
+    except RpcError as error:  # gone already, which is what we want; but what others queued there is not ours to drop
+        if error.data.get("queued"):
+            command = f"`loopctl dispose --runtime {runtime_id} --discard-queue`"
+            note(f"others' inputs wait in the session, which stays open therefore; {command} drops them")
 
 
 def _say_if_practising(client: Client, place: Place, wish: Wish) -> None:
@@ -192,12 +159,3 @@ def _say_if_practising(client: Client, place: Place, wish: Wish) -> None:
             f"OPENAI_API_KEY or ANTHROPIC_API_KEY and run `loopctl daemon restart`,\n"
             f"or name a provider in {paths.config_path(os.environ)}"
         )
-
-
-def _leave(run_id: str, place: Place, *, json: bool) -> int:
-    ids = {"runId": run_id, "sessionId": place.state.session_id}
-    if json:
-        document(msgspec.json.encode(ids))
-    else:
-        out_line("\n".join(f"{name} {id}" for name, id in ids.items()))
-    return OK

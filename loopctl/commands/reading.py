@@ -28,6 +28,7 @@ from ..exits import OK
 from ..reach import ANSWER, daemon
 from ..terminal import clock, document, facts, is_terminal, note, out, out_line
 from ..view import arguments_line, marks_of, title_of
+from ..waiting import described
 from ..whereabouts import readable, session_option
 from .recover import offered
 
@@ -43,7 +44,7 @@ def state(ctx: click.Context, session: str | None, json: bool) -> int:
     if json:
         document(raw)
     else:
-        _show_state(msgspec.json.decode(raw, type=SessionState))
+        _show_state(msgspec.json.decode(raw, type=SessionState), named=session is not None)
     return OK
 
 
@@ -99,7 +100,7 @@ def _pages(client: Client, which: dict[str, str], *, start: int, limit: int | No
             return MessagesResult(start=start, total=page.total, committed=page.committed, messages=gathered)
 
 
-def _show_state(state: SessionState) -> None:
+def _show_state(state: SessionState, *, named: bool) -> None:
     last = state.last_run
     unsaved = (state.save_error or "yes") + "; repair the cause, then `loopctl flush`"
     facts(
@@ -120,6 +121,7 @@ def _show_state(state: SessionState) -> None:
             ("runtime", state.runtime_id or "not open"),
             ("doing", state.operation or ("nothing" if state.runtime_id else None)),
             ("run", state.run and f"{state.run.run_id}, since {clock(state.run.started_at)}"),
+            ("queue", described(state.queue, f" --session {state.session_id}" if named else "")),
             ("last run", last and f"{last.outcome}{': ' + last.error.message if last.error else ''}"),
             ("not saved", unsaved if state.has_pending_save else None),
             ("cut off", offered(state)),

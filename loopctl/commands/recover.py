@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 import click
 import msgspec
 
 from loop_protocol.client import Client
-from loop_protocol.v1.methods import RecoverResult, RuntimeOpenResult
+from loop_protocol.v1.methods import RecoverResult
 from loop_protocol.v1.types import SessionState
 
-from ..exits import OK, RUN_FAILED, Failure
-from ..opening import callers
+from ..exits import OK, REFUSED, RUN_FAILED, Failure
+from ..opening import open_saved
 from ..reach import ANSWER, daemon
 from ..terminal import clock, document, is_terminal, note, out_line
-from ..whereabouts import here, readable, session_option
+from ..whereabouts import readable, session_option
 
 
 @click.command()
@@ -33,23 +32,16 @@ def recover(ctx: click.Context, session: str | None, json: bool) -> int:
         state: SessionState = client.call("session/state", which, timeout=ANSWER)
         if state.recoverable is None:
             raise Failure(f"no crash cut off a run of {state.path or state.session_id}", RUN_FAILED)
-        session_id = which.get("sessionId") or _opened(client, which["path"], beside=session is not None)
+        beside = session is not None
+        session_id = which.get("sessionId") or open_saved(client, which["path"], beside=beside).session_id
         raw = client.call_raw("session/recover", {"sessionId": session_id}, timeout=ANSWER)
     if json:
         document(raw)
     else:
         taken = msgspec.json.decode(raw, type=RecoverResult).messages
-        out_line(f"{counted(taken)} taken over; `loopctl messages` shows them")
+        of = f" --session {session_id}" if beside else ""
+        out_line(f"{counted(taken)} taken over; `loopctl messages{of}` shows them, `loopctl resume{of}` goes on")
     return OK
-
-
-def _opened(client: Client, path: str, *, beside: bool) -> str:
-    """Its id. ``beside``: whatever is open for this directory stays the one that a prompt here finds."""
-    request = {"cwd": here(), **callers(), "session": {"kind": "open", "path": os.path.abspath(path)}}
-    opened: RuntimeOpenResult = client.call(
-        "runtime/open", request | ({"runtimeId": "new"} if beside else {}), timeout=ANSWER
-    )
-    return opened.session_id
 
 
 def counted(messages: int) -> str:
@@ -67,16 +59,20 @@ def offered(state: SessionState) -> str | None:
     )
 
 
-def recovered_first(client: Client, state: SessionState) -> bool:
-    """Before a prompt leaves behind what a crash cut off, a person is asked; a script is told."""
+def recovered_first(client: Client, state: SessionState, *, required: bool = False) -> bool:
+    """Before a prompt leaves behind what a crash cut off, a person is asked; a script is told. ``required``: what goes
+    on with that work cannot leave it behind, and is refused. Nothing is taken over unasked (S-26)."""
     if state.recoverable is None:
         return False
-    if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
-        left = counted(state.recoverable.messages)
+    left = counted(state.recoverable.messages)
+    if is_terminal(sys.stdin) and is_terminal(sys.stderr):
+        note(str(offered(state)))
+        if click.confirm("loopctl: take them over first?", default=True, err=True):
+            client.call("session/recover", {"sessionId": state.session_id}, timeout=ANSWER)
+            return True
+    elif not required:
         note(f"a run was cut off by a crash; this prompt leaves {left} of it behind, in run.journal.old")
-        return False
-    note(str(offered(state)))
-    if not click.confirm("loopctl: take them over first?", default=True, err=True):
-        return False
-    client.call("session/recover", {"sessionId": state.session_id}, timeout=ANSWER)
-    return True
+    if required:
+        command = f"`loopctl recover --session {state.session_id}`"
+        raise Failure(f"a run was cut off by a crash, and {left} of it must be taken over first:\n{command}", REFUSED)
+    return False

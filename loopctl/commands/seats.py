@@ -11,6 +11,7 @@ import msgspec
 from loop_protocol.v1.methods import RuntimeListResult, RuntimeOpenResult, RuntimeRow
 
 from ..exits import OK
+from ..given import discard_option
 from ..opening import Way, Wish, renew, tried
 from ..opening import switch as put
 from ..reach import ANSWER, daemon
@@ -20,26 +21,28 @@ from ..whereabouts import here
 
 
 @click.command()
+@discard_option
 @click.option("--json", "json", is_flag=True, help="Print the method's result.")
 @click.pass_context
-def new(ctx: click.Context, json: bool) -> int:
+def new(ctx: click.Context, discard_queue: bool, json: bool) -> int:
     """Start a new session in this directory. The one that is open here is closed and stays saved."""
     with daemon(ctx, start=True) as client:
-        raw = tried(lambda: renew(client, Wish(Way.NEW)))
+        raw = tried(lambda: renew(client, Wish(Way.NEW), discard_queue=discard_queue))
     return _told(raw, json=json)
 
 
 @click.command()
 @click.argument("session")
+@discard_option
 @click.option("--json", "json", is_flag=True, help="Print the method's result.")
 @click.pass_context
-def switch(ctx: click.Context, session: str, json: bool) -> int:
+def switch(ctx: click.Context, session: str, discard_queue: bool, json: bool) -> int:
     """Go on with SESSION in this directory: a meta.json, its directory, or an id.
 
     It takes the place of the session that is open here, which is closed and stays saved.
     """
     with daemon(ctx, start=True) as client:
-        raw = tried(lambda: put(client, session))
+        raw = tried(lambda: put(client, session, discard_queue=discard_queue))
     return _told(raw, json=json)
 
 
@@ -75,6 +78,7 @@ def runtimes(ctx: click.Context, json: bool) -> int:
 def _row(row: RuntimeRow) -> list[str]:
     """Not the default one of its directory: a prompt there does not go to it."""
     facts = {row.kind: row.kind != "persistent", "running": row.running, "not saved": row.has_pending_save}
-    marks = [mark for mark, is_so in (facts | {"beside": not row.default}).items() if is_so]
+    facts |= {f"{row.queued} queued": bool(row.queued), "beside": not row.default}
+    marks = [mark for mark, is_so in facts.items() if is_so]
     session = row.session_id if is_terminal(sys.stdout) else row.path or row.session_id  # a path is too long for one
     return [row.runtime_id, str(row.message_count), ", ".join(marks), row.cwd, session]

@@ -8,11 +8,14 @@ from typing import Any
 import click
 import msgspec
 
+from loop_protocol.client import Client
 from loop_protocol.v1.methods import DrainResult, PendingSave, ServerStatus
 
 from ..exits import OK, REFUSED
 from ..reach import ANSWER, daemon
 from ..terminal import document, facts, note, out_line
+from ..waiting import counted
+from ..whereabouts import runtimes
 
 
 @click.command()
@@ -46,6 +49,20 @@ def _show(status: ServerStatus) -> None:
         ]
     )
     tell_unsaved(status.pending_saves)
+
+
+def tell_queued(client: Client) -> int:
+    """Before a daemon ends: how many inputs it has alone. Their number."""
+    queued = sum(row.queued for row in runtimes(client))
+    if queued:
+        note(f"{counted(queued)} would go with the daemon: its memory alone has them, `loopctl runtimes` says where")
+    return queued
+
+
+def tell_dropped(queued: int, told: int) -> None:
+    """Some may have come after that."""
+    if queued > told:
+        note(f"{counted(queued)} went with the daemon")
 
 
 def tell_unsaved(pending: list[PendingSave]) -> None:
@@ -90,6 +107,7 @@ def drain(ctx: click.Context, deadline: float | None, exits: bool, rescue: bool,
     if deadline is not None:
         request["deadlineMs"] = round(deadline * 1000)
     with daemon(ctx, start=False) as client:
+        queued = tell_queued(client) if exits else 0
         raw = client.call_raw("server/drain", request)
     result = msgspec.json.decode(raw, type=DrainResult)
     if json:
@@ -98,9 +116,15 @@ def drain(ctx: click.Context, deadline: float | None, exits: bool, rescue: bool,
         out_line(_told(result))
         tell_rescued(result.rescued)
         if result.draining and not result.exiting:
-            note("no new work is taken until `loopctl drain --cancel`")
+            note(f"no new work is taken{_held(result.queued)} until `loopctl drain --cancel`")
+    if result.exiting:
+        tell_dropped(result.queued, queued)
     tell_unsaved(result.pending_saves)
     return REFUSED if result.pending_saves and not result.rescued and not cancel else OK
+
+
+def _held(queued: int) -> str:
+    return f", and {counted(queued)} {'waits' if queued == 1 else 'wait'}," if queued else ""
 
 
 def _told(result: DrainResult) -> str:
