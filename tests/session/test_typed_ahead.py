@@ -421,9 +421,12 @@ class TypedAhead(RuleBasedStateMachine):
 
     async def _answered(self, method: str, params: Any) -> Any:
         try:
-            return await self.wire.call(method, params)
-        finally:
+            result = await self.wire.call(method, params)
+        except RpcError:
             await self._quiet()
+            raise
+        await self._quiet()
+        return result
 
     async def _quiet(self) -> None:
         """Until nothing goes on, or what goes on hangs."""
