@@ -18,6 +18,7 @@ from typing import Any
 
 import hypothesis
 import msgspec
+import outcome
 import trio
 from checked_model import CheckedModel, asked
 from guest import Guest
@@ -420,13 +421,10 @@ class TypedAhead(RuleBasedStateMachine):
         self.clients.append(Client(wire, msgspec.convert(attached["state"], SessionState)))
 
     async def _answered(self, method: str, params: Any) -> Any:
-        try:
-            result = await self.wire.call(method, params)
-        except RpcError:
-            await self._quiet()
-            raise
+        request = await self.wire.request(method, params)
+        answer = await outcome.acapture(self.wire.answer, request)
         await self._quiet()
-        return result
+        return answer.unwrap()
 
     async def _quiet(self) -> None:
         """Until nothing goes on, or what goes on hangs."""
