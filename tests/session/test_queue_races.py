@@ -116,10 +116,9 @@ def named(wire: Wire, since: int = 0) -> tuple[list[str], list[str]]:
     return starting, [item for item in entering if item not in starting]
 
 
-async def reads(wire: Wire, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
+async def reads(wire: Wire, reading: trio.CancelScope) -> None:
     """Follows without a pause: who does not loses events, since each change of a long queue tells all of it."""
-    with trio.CancelScope() as reading:
-        task_status.started(reading)
+    with reading:
         while True:
             await wire.receive()
 
@@ -243,7 +242,7 @@ async def test_two_hundred_inputs_in_bursts_from_three_clients_are_done_once_and
                         await session.run.done.wait()
 
         async with trio.open_nursery() as following:
-            reading = await following.start(reads, wire)
+            following.start_soon(reads, wire, reading := trio.CancelScope())
             async with trio.open_nursery() as nursery:
                 for me in range(3):
                     nursery.start_soon(types, me)
@@ -355,7 +354,7 @@ async def test_two_people_who_change_one_queue_agree_at_the_end(seed: int, tmp_p
                 await person.act(number)
 
         async with trio.open_nursery() as following:
-            reading = await following.start(reads, wire)
+            following.start_soon(reads, wire, reading := trio.CancelScope())
             async with trio.open_nursery() as nursery:
                 for place, person in enumerate(people):
                     nursery.start_soon(lives, person, place * 1000)
