@@ -49,6 +49,7 @@ from .saving import Saving
 from .services import Services
 from .storage import StorageError
 from .threads import in_thread
+from .title_worker import TitleWorker
 
 log = logging.getLogger("loopd.run")
 
@@ -108,6 +109,7 @@ async def generate(
     saving: Saving,
     services: Services,
     env: ToolEnvironment,
+    titles: TitleWorker,
 ) -> ErrorInfo | None:
     """Run a fresh agent from the history to its end (S-1). What went wrong is the run's outcome, never an exception."""
     try:
@@ -125,7 +127,7 @@ async def generate(
                 env=env,
                 permission=core.permission,
             )
-            await agent.run(_Context(run.state, core, conversation, saving, model))
+            await agent.run(_Context(run.state, core, conversation, saving, model, titles))
     except Exception as error:  # boundary: agent run; outside the scope, where a clean-up that raises lands too
         return _described(error, core.id)
     return None
@@ -136,13 +138,20 @@ class _Context:
     the next run."""
 
     def __init__(
-        self, run: RunState, core: SessionCore, conversation: Conversation, saving: Saving, model: Model
+        self,
+        run: RunState,
+        core: SessionCore,
+        conversation: Conversation,
+        saving: Saving,
+        model: Model,
+        titles: TitleWorker,
     ) -> None:
         self._run = run
         self._core = core
         self._conversation = conversation
         self._saving = saving
         self._model = model
+        self._titles = titles
 
     def say(self, said: Said) -> None:
         self._require_speaking()
@@ -201,6 +210,8 @@ class _Context:
                 queue.leave(item)
                 raise
             self._core.enter(self._run, item, message, line)
+            self._titles.accept(message)
+            self._titles.announce()
             self._conversation.add(message)
             entered = True
         return entered

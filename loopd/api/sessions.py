@@ -116,7 +116,7 @@ def _page(history: History, committed: int, params: m.MessagesParams) -> m.Messa
 
 def session_flush(call: Call, params: m.SessionParams) -> Callable[[], Awaitable[m.FlushResult]]:
     session = call.runtimes.session(params.session_id)
-    job = session.start(Operation.FLUSH, session.saving.flush)
+    job = session.start(Operation.FLUSH, session.flush)
 
     async def flushed() -> m.FlushResult:
         return m.FlushResult(await job.wait())
