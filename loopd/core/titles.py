@@ -70,12 +70,20 @@ def from_answer(answer: str) -> str:
 
 
 def _unquoted(text: str) -> str:
-    """One pair around all of it goes; quotes that only begin and end with it do not."""
+    """One pair around all of it goes. Where the first one is closed before the end they are two pairs, and stay."""
     closing = _QUOTES.get(text[:1])
-    inner = text[1:-1]
-    if closing is None or len(text) < 2 or text[-1] != closing or text[0] in inner or closing in inner:
+    if closing is None or len(text) < 2 or text[-1] != closing:
         return text
-    return inner
+    depth = 0
+    for before, mark, after in zip(" " + text, text[:-1], text[1:], strict=False):
+        # Where both look alike it is their place in a word that tells them apart, and an apostrophe is neither.
+        if mark == text[0] and (mark != closing or not before.isalnum()):
+            depth += 1
+        elif mark == closing and not after.isalnum():
+            depth -= 1
+        if depth == 0:
+            return text
+    return text[1:-1]
 
 
 def fallback(text: str) -> str:
