@@ -76,10 +76,11 @@ def _unquoted(text: str) -> str:
         return text
     depth = 0
     for before, mark, after in zip(" " + text, text[:-1], text[1:], strict=False):
-        # Where both look alike it is their place in a word that tells them apart, and an apostrophe is neither.
+        # Where both look alike it is their place that tells them apart, and an apostrophe is neither. Words of the
+        # languages that have the corner brackets touch these.
         if mark == text[0] and (mark != closing or not before.isalnum()):
             depth += 1
-        elif mark == closing and not after.isalnum():
+        elif mark == closing and (mark in "\u300d\u300f" or not after.isalnum()):
             depth -= 1
         if depth == 0:
             return text
