@@ -163,8 +163,10 @@ def environment_for(
 
 def chosen(options: TitleOptions | None, policy: TitlePolicy) -> TitlePolicy:
     """``policy``, but for what the options say (T-1)."""
-    said = structs.asdict(options).items() if options else ()
-    return structs.replace(policy, **{name: value for name, value in said if value is not None})
+    said = {} if options is None else structs.asdict(options)
+    if options is not None and options.model is not None:
+        said["model"] = options.model.ref
+    return structs.replace(policy, **{name: value for name, value in said.items() if value is not None})
 
 
 async def wanted_places(params: RuntimeOpenParams) -> Wanted:

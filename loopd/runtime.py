@@ -155,7 +155,7 @@ class Runtimes:
             raise conflict(runtime, "this workspace has an open session")
         if wanted.session_dir and (place is None or os.path.dirname(place.directory) != wanted.session_dir):
             raise conflict(runtime, "the open session is not in that sessionDir")
-        if params.model not in (None, core.model):
+        if params.model is not None and params.model.ref != core.model:
             raise conflict(runtime, f"the open session uses {core.model}; session/setModel changes it")
         if chosen(params.title, session.titles.policy) != session.titles.policy:
             raise conflict(runtime, "the open session has another title policy")
@@ -165,8 +165,8 @@ class Runtimes:
 
     async def _create(self, params: RuntimeOpenParams, wanted: Wanted, *, missing: str | None = None) -> Runtime:
         services, asked = self.services, params.session
-        if params.model is not None:
-            services.models.resolve(params.model)
+        if model := params.model and params.model.ref:
+            services.models.resolve(model)
         events = EventLog(str(uuid.uuid4()), clock=services.clock, wake=services.pump.wake)
         opening = Opening(
             services=services,
@@ -174,7 +174,7 @@ class Runtimes:
             events=events,
             env=environment_for(params, services),
             cwd=wanted.cwd,
-            model=params.model or services.models.default(),
+            model=model or services.models.default(),
             permission=params.permission or services.config.default.permission,
             title=chosen(params.title, services.config.default.title),
             session_dir=asked.session_dir,

@@ -1,4 +1,4 @@
-"""What the tests of titles share: a model that names, whose every request is seen, and what must agree at rest (I-7)."""
+"""What the tests of titles share: a model that names and keeps every request, and what must agree at rest (I-7)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def hangs(*_: Any) -> Reply:
 
 @dataclass(slots=True)
 class Namer:
-    """Each request gets the next of ``answers``, the last one again and again. ``open`` and ``most``: requests at once."""
+    """Each request gets the next of ``answers``, the last one again and again. ``most``: so many were open at once."""
 
     answers: list[Reply | Play] = field(default_factory=lambda: [text("A name")])
     ref: ModelRef = NAMER

@@ -155,6 +155,18 @@ class OpenSession(Params, frozen=True, kw_only=True):
     session_dir: Path | None = None
 
 
+class ModelChoice(Params, frozen=True):
+    """A model as a client names it. ``effort``: how much it reasons, where it can."""
+
+    provider: str
+    id: str
+    effort: str | None = None
+
+    @property
+    def ref(self) -> ModelRef:
+        return ModelRef(self.provider, self.id, self.effort)
+
+
 class TitleOptions(Params, frozen=True, kw_only=True):
     """How the session gets its titles; what is missing is as the daemon's configuration says. ``off``: the first words.
     ``first-prompt``: a model makes one of the first text. ``all-prompts``: again of all texts, with each new one.
@@ -162,7 +174,7 @@ class TitleOptions(Params, frozen=True, kw_only=True):
     ``timeout_ms``: for fetching the key and for the answer."""
 
     mode: Literal["off", "first-prompt", "all-prompts"] | None = None
-    model: ModelRef | None = None
+    model: ModelChoice | None = None
     max_input_bytes: Limit | None = None
     max_output_tokens: Limit | None = None
     timeout_ms: Limit | None = None
@@ -183,7 +195,7 @@ class RuntimeOpenParams(CallerParams, frozen=True, kw_only=True):
     cwd: Path
     session: OpenSession
     runtime_id: Literal["new"] | None = None
-    model: ModelRef | None = None
+    model: ModelChoice | None = None
     permission: Permission | None = None
 
 
@@ -365,7 +377,7 @@ class FlushResult(Wire, frozen=True):
 
 class SetModelParams(Params, frozen=True):
     session_id: Identifier
-    model: ModelRef
+    model: ModelChoice
 
 
 class SetModelResult(Wire, frozen=True):
