@@ -36,7 +36,7 @@ from titling import (
 
 from loop_protocol.v1.methods import METHODS
 from loopd import api
-from loopd.agent import Reply
+from loopd.agent import ModelError, Reply
 from loopd.core.guards import Refused
 from loopd.session import Session
 from loopd.storage.fs import FileSystem
@@ -158,6 +158,10 @@ IDLE: dict[str, tuple[str, dict[str, Any], dict[str, Any], list[Any]]] = {
 }
 
 
+# What makes older work stale with the answer that it is accepted; the others do so in the course of their work.
+AT_ONCE = ("rename", "refresh", "model", "text", "texts", "queued")
+
+
 @asynccontextmanager
 async def _idle(root: Path, name: str, fs: FileSystem | None = None) -> AsyncIterator[tuple[Scene, trio.Event]]:
     """One session after its run, whose title work waits for an event. What is right afterwards is seen at the end."""
@@ -210,6 +214,8 @@ async def _stepped(root: Path, name: str, steps: Callable[[Act, trio.Event], tup
         hit = watched.hit
         if not act.begun:
             act()
+    if acts_itself and name in AT_ONCE:
+        assert not [event for event in told(scene.wire) if event.get("title") == NAMED]
     return hit
 
 
@@ -390,3 +396,38 @@ async def test_a_rename_while_a_generation_hangs_stays_when_that_answers(tmp_pat
         assert await title(wire, opened, "wait") == {"title": by_hand("Mine")}
         assert (await state(wire, opened))["titleUsage"] == {"inputTokens": 3, "outputTokens": 1}
         assert await agreed(world, wire, opened) == by_hand("Mine")
+
+
+async def test_what_goes_wrong_with_a_stale_title_is_not_told(tmp_path: Path) -> None:  # T-10, T-11
+    async def breaks_when_cancelled(*_: Any) -> Reply:
+        try:
+            await trio.sleep_forever()
+        except trio.Cancelled:
+            raise ModelError("provider", "it did not like that") from None
+        raise AssertionError
+
+    namer = Namer([breaks_when_cancelled])
+    async with running(tmp_path, model=talks(), titles=namer) as world:
+        wire = await world.connect()
+        opened = await wire.open(world, title=FIRST)
+        await say(wire, opened)
+        await namer.requests(1)
+        assert await title(wire, opened, "cancel") == {"cancelled": True}
+        assert "titleError" not in await title(wire, opened, "wait")
+        assert not [event for event in told(wire) if "error" in event]
+
+
+async def test_a_wait_right_after_a_rename_waits_for_its_write(tmp_path: Path) -> None:  # T-9
+    async with running(tmp_path, model=talks()) as world:
+        wire = await world.connect()
+        opened = await wire.open(world)
+        await say(wire, opened)
+        session = {"sessionId": opened["sessionId"]}
+        requests = [("title/rename", session | {"text": "Mine"}), ("title/wait", session)]
+        lines = [
+            {"jsonrpc": "2.0", "id": 101 + place, "method": method, "params": params}
+            for place, (method, params) in enumerate(requests)
+        ]
+        await wire.send(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+        assert await wire.answer(102) == {"title": by_hand("Mine")}
+        assert await wire.answer(101) == {"title": by_hand("Mine")}

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
+import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -154,9 +157,13 @@ async def test_images_and_invisible_text_wait_for_a_text(tmp_path: Path) -> None
         await say(wire, opened, "\u200b\x1b[0m")
         await title(wire, opened, "wait")
         assert not namer.asked
+        namer.answers = [hangs, text("A name")]
         await say(wire, opened, [IMAGE, {"type": "text", "text": "What is"}, {"type": "text", "text": "this?"}])
-        await title(wire, opened, "wait")
+        await namer.requests(1)
+        await say(wire, opened, [IMAGE])
+        assert namer.open == 1  # what has no text is no newer text
         assert namer.texts() == ["What is\nthis?"]
+        assert await title(wire, opened, "refresh") == {"title": made("A name", 4)}
         assert await agreed(world, wire, opened) == made("A name", 4)
 
 
@@ -238,6 +245,32 @@ async def test_a_title_names_its_model_without_effort_and_an_empty_session_has_n
         await title(wire, opened, "wait")
         assert file_of(opened)["title"] == made("A name", 0)
         assert await agreed(world, wire, opened) == made("A name", 0)
+
+
+async def test_a_title_of_messages_that_a_kill_takes_along_is_none(tmp_path: Path) -> None:  # T-4, I-7
+    model = PlayedModel([hangs])
+    async with running(tmp_path, model=model, titles=Namer()) as world:
+        wire = await world.connect()
+        opened = await wire.open(world, title=FIRST)
+        await wire.prompt(opened["sessionId"], "first")
+        assert (await title(wire, opened, "wait"))["title"] == made("A name", 0)
+        assert file_of(opened)["title"] == made("A name", 0)
+        session = Path(opened["path"]).parent
+        killed = tmp_path / "killed" / session.name
+        shutil.copytree(session, killed)
+        killed_world = {"path": str(killed / "meta.json")}
+        read = await wire.call("session/state", killed_world)
+        assert "title" not in read
+        assert read["recoverable"]["messages"] == 1
+    async with running(tmp_path, model=talks(), titles=Namer([text("Another")])) as world:
+        wire = await world.connect()
+        session = {"kind": "open", "path": killed_world["path"]}
+        again = await wire.call("runtime/open", {"cwd": world.cwd, "session": session, "title": FIRST})
+        assert "title" not in again["state"]
+        await wire.call("runtime/attach", {"runtimeId": again["runtimeId"]})
+        await say(wire, again, "second")
+        await title(wire, again, "wait")
+        assert await agreed(world, wire, again) == made("Another", 0)
 
 
 async def test_an_old_history_counts_as_titled_and_can_be_named_on_demand(tmp_path: Path) -> None:  # T-5, T-8
@@ -656,9 +689,14 @@ async def test_of_fifty_prompts_typed_fast_the_last_names_the_session_with_one_r
     tmp_path: Path,
 ) -> None:  # T-10
     async def slowly(*_: Any) -> Reply:
-        for _ in range(30):
-            await trio.lowlevel.checkpoint()
-        return text(f"Name {len(namer.asked)}")
+        try:
+            for _ in range(30):
+                await trio.lowlevel.checkpoint()
+            return text(f"Name {len(namer.asked)}")
+        finally:
+            with trio.CancelScope(shield=True):  # closing its connection takes its time
+                for _ in range(5):
+                    await trio.lowlevel.checkpoint()
 
     namer = Namer([slowly])
     async with running(tmp_path, model=talks(), titles=namer) as world:
@@ -739,16 +777,54 @@ async def test_a_drain_lets_titles_finish_until_its_deadline_and_starts_none(tmp
         assert await on_disk(world, {"path": path}) == made("A name", 0)
 
 
-async def test_a_daemon_that_ends_waits_for_no_title_and_the_file_says_what_was_told(tmp_path: Path) -> None:  # D-4
+async def test_what_steers_a_run_in_a_draining_daemon_asks_for_no_title(tmp_path: Path) -> None:  # D-4
+    gate = trio.Event()
+
+    async def waits(*_: Any) -> Reply:
+        await gate.wait()
+        return text("hi")
+
+    namer = Namer([text("One"), text("Two")])
+    async with running(tmp_path, model=PlayedModel([waits, text("hi")]), titles=namer) as world:
+        wire, other = await world.connect(), await world.connect()
+        opened = await wire.open(world, title=ALL)
+        await wire.prompt(opened["sessionId"], "first")
+        await title(wire, opened, "wait")
+        draining = await other.request("server/drain", {"deadlineMs": 60_000})
+        await other.call("server/status")
+        await wire.call("queue/add", {"sessionId": opened["sessionId"], "content": "second", "steer": True})
+        gate.set()
+        assert (await other.answer(draining))["quiet"]
+        assert (await state(wire, opened))["messageCount"] == 4
+        assert len(namer.asked) == 1
+        await other.call("server/drain", {"cancel": True})
+        assert await agreed(world, wire, opened) == made("One", 0)
+
+
+@pytest.mark.parametrize("ends", ["end", "TERM"])
+@pytest.mark.parametrize("refreshing", [False, True])
+async def test_a_daemon_that_ends_waits_for_no_title_and_the_file_says_what_was_told(
+    ends: str, refreshing: bool, tmp_path: Path, mock_clock: MockClock
+) -> None:  # D-4, K-52
     namer = Namer([hangs])
     async with running(tmp_path, model=talks(), titles=namer) as world:
         wire = await world.connect()
         opened = await wire.open(world, title=FIRST)
         await say(wire, opened)
         await namer.requests(1)
-        world.daemon.end()
-        with trio.fail_after(5):
-            await world.ended.wait()
+        if refreshing:
+            await wire.request("title/refresh", {"sessionId": opened["sessionId"]})
+            await namer.requests(2)
+        if ends == "end":
+            world.daemon.end()
+        else:
+            os.kill(os.getpid(), signal.SIGTERM)
+            while not world.services.draining:
+                await trio.lowlevel.checkpoint()
+            assert namer.open == 1
+            mock_clock.jump(2)  # of the four that this daemon has, two are for what is left
+        await world.ended.wait()
+        assert mock_clock.current_time() <= 2
         assert (world.exit_code, namer.open) == (0, 0)
     async with running(tmp_path) as world:
         assert await on_disk(world, opened) == first_words(SAYS)
