@@ -403,7 +403,7 @@ async def test_what_goes_wrong_with_a_stale_title_is_not_told(tmp_path: Path) ->
         try:
             await trio.sleep_forever()
         except trio.Cancelled:
-            raise ModelError("provider", "it did not like that") from None
+            raise ModelError("provider", "it did not like that") from None  # noqa: ASYNC104 what a faulty client does
         raise AssertionError
 
     namer = Namer([breaks_when_cancelled])
@@ -431,3 +431,26 @@ async def test_a_wait_right_after_a_rename_waits_for_its_write(tmp_path: Path) -
         await wire.send(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
         assert await wire.answer(102) == {"title": by_hand("Mine")}
         assert await wire.answer(101) == {"title": by_hand("Mine")}
+
+
+async def test_a_client_that_goes_away_cancels_no_refresh(tmp_path: Path) -> None:  # I-10, R-7
+    gate = trio.Event()
+
+    async def waits(*_: Any) -> Reply:
+        await gate.wait()
+        return text("A name")
+
+    namer = Namer([waits])
+    async with running(tmp_path, model=talks(), titles=namer) as world:
+        wire, leaver = await world.connect(), await world.connect()
+        opened = await wire.open(world, title=FIRST)
+        await title(wire, opened, "rename", text="Mine")
+        await say(wire, opened, "first")
+        await leaver.request("title/refresh", {"sessionId": opened["sessionId"]})
+        await namer.requests(1)
+        await leaver.aclose()
+        while len(world.daemon.clients) > 1:  # noqa: ASYNC110 nothing tells
+            await trio.lowlevel.checkpoint()
+        gate.set()
+        assert await title(wire, opened, "wait") == {"title": NAMED}
+        assert await agreed(world, wire, opened) == NAMED

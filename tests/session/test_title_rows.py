@@ -706,7 +706,7 @@ async def test_of_fifty_prompts_typed_fast_the_last_names_the_session_with_one_r
             content = {"content": f"text {number}", "steer": bool(number % 3)}
             await wire.request("queue/add", {"sessionId": opened["sessionId"], **content})
         with trio.fail_after(30):
-            while (await state(wire, opened))["queue"]["items"] or world.session().run:
+            while (await state(wire, opened))["queue"]["items"] or world.session().run:  # noqa: ASYNC110 nothing tells
                 await trio.lowlevel.checkpoint()
         await title(wire, opened, "wait")
         assert (namer.most, namer.open) == (1, 0)
@@ -819,7 +819,7 @@ async def test_a_daemon_that_ends_waits_for_no_title_and_the_file_says_what_was_
             world.daemon.end()
         else:
             os.kill(os.getpid(), signal.SIGTERM)
-            while not world.services.draining:
+            while not world.services.draining:  # noqa: ASYNC110 nothing tells
                 await trio.lowlevel.checkpoint()
             assert namer.open == 1
             mock_clock.jump(2)  # of the four that this daemon has, two are for what is left
