@@ -24,6 +24,7 @@ COMMANDS = {
     "state": ("reading", "Show the state of a session."),
     "messages": ("reading", "Show a conversation."),
     "timings": ("timings", "Show how long each prompt took."),
+    "title": ("titles", "Show, set or make the title of a session."),
     "rename": ("keeping", "Give a session a title."),
     "read": ("keeping", "Mark a session as read."),
     "pin": ("keeping", "Pin a session."),

@@ -252,12 +252,11 @@ class Daemon:
         scope.cancel()
 
     async def _quiesce(self, stop_at: float, give_up_at: float | None = None) -> None:
-        """Runs may finish until ``stop_at``, then they are stopped; a write that hangs is given up on."""
+        """Runs and titles may finish until ``stop_at``, then they are stopped; a write that hangs is given up on."""
         with trio.move_on_at(stop_at):
             await self._all_quiet()
         for session in self.sessions():
-            if session.run:
-                session.run.stop()
+            session.interrupt()
         with trio.move_on_at(trio.current_time() + 3600 if give_up_at is None else give_up_at):
             await self._all_quiet()
         for session in self.sessions():

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from functools import partial
 
 import trio
+from msgspec import structs
 
-from loop_protocol.v1.methods import CallerParams, RuntimeOpenParams
+from loop_protocol.v1.methods import CallerParams, RuntimeOpenParams, TitleOptions
 from loop_protocol.v1.types import ModelRef, Permission, SessionKind
 
 from .agent import ToolEnvironment
 from .agent.tools.environment import tool_environment
+from .config import TitlePolicy
 from .core.history import History
 from .core.inputs import Invalid
 from .core.timings import following
@@ -56,6 +58,7 @@ class Opening:
     cwd: str
     model: ModelRef
     permission: Permission
+    title: TitlePolicy
     session_dir: str | None = None
 
     async def new(self, kind: SessionKind) -> Session:
@@ -135,7 +138,7 @@ class Opening:
             announce=SessionLog(self.events, store.meta.id),
         )
         core.recoverable = store.journal.recoverable
-        session = Session(core, store, self.services, self.events, self.env, place)
+        session = Session(core, store, self.services, self.events, self.env, place, self.title)
         await self.live.start(partial(session.serve))
         return session
 
@@ -156,6 +159,14 @@ def environment_for(
         names = services.config.tools.env
         variables = tool_environment(caller.env, daemon_env=services.environ, extra_names=names)
     return ToolEnvironment(variables, umask if caller.umask is None else caller.umask)
+
+
+def chosen(options: TitleOptions | None, policy: TitlePolicy) -> TitlePolicy:
+    """``policy``, but for what the options say (T-1)."""
+    said = {} if options is None else structs.asdict(options)
+    if options is not None and options.model is not None:
+        said["model"] = options.model.ref
+    return structs.replace(policy, **{name: value for name, value in said.items() if value is not None})
 
 
 async def wanted_places(params: RuntimeOpenParams) -> Wanted:

@@ -22,7 +22,7 @@ def restored(
     announce: Announce | None = None,
 ) -> SessionCore:
     """Right after they were validated."""
-    return SessionCore(
+    core = SessionCore(
         id=meta.id,
         kind=kind,
         cwd=meta.cwd,
@@ -34,10 +34,11 @@ def restored(
         permission=meta.permission,
         unread=meta.unread,
         pinned_at=meta.pinned_at,
-        stored_title=meta.valid_title,
         history=history,
         committed=history.messages,
         committed_user=history.user_messages,
         announce=announce or Silent(),
         clock=clock,
     )
+    core.titles.stored = meta.valid_title
+    return core

@@ -50,6 +50,7 @@ from .services import Services
 from .storage import StorageError
 from .storage.journal import entering
 from .threads import in_thread
+from .title_worker import TitleWorker
 
 log = logging.getLogger("loopd.run")
 
@@ -109,6 +110,7 @@ async def generate(
     saving: Saving,
     services: Services,
     env: ToolEnvironment,
+    titles: TitleWorker,
 ) -> ErrorInfo | None:
     """Run a fresh agent from the history to its end (S-1). What went wrong is the run's outcome, never an exception."""
     try:
@@ -126,7 +128,7 @@ async def generate(
                 env=env,
                 permission=core.permission,
             )
-            await agent.run(_Context(run.state, core, conversation, saving, model))
+            await agent.run(_Context(run.state, core, conversation, saving, model, titles))
     except Exception as error:  # boundary: agent run; outside the scope, where a clean-up that raises lands too
         return _described(error, core.id)
     return None
@@ -137,13 +139,20 @@ class _Context:
     the next run."""
 
     def __init__(
-        self, run: RunState, core: SessionCore, conversation: Conversation, saving: Saving, model: Model
+        self,
+        run: RunState,
+        core: SessionCore,
+        conversation: Conversation,
+        saving: Saving,
+        model: Model,
+        titles: TitleWorker,
     ) -> None:
         self._run = run
         self._core = core
         self._conversation = conversation
         self._saving = saving
         self._model = model
+        self._titles = titles
 
     def say(self, said: Said) -> None:
         self._require_speaking()
@@ -203,6 +212,8 @@ class _Context:
                 queue.leave(item)
                 raise
             self._core.enter(self._run, item, message, line)
+            self._titles.accept(message)
+            self._titles.announce()
             self._conversation.add(message)
             entered = True
         return entered

@@ -23,6 +23,7 @@ from .models import ModelUnavailable
 from .run import Conversation, Run, generate, unacceptable
 from .saving import Saving
 from .services import Services
+from .title_worker import TitleWorker
 
 # What keeps a queue from going on once the slot is free; of the other conditions each has an end that starts it.
 _PAUSING: dict[Condition, Pause] = {Condition.DRAINING: "draining", Condition.UNSAVED: "save_failed"}
@@ -42,6 +43,7 @@ class Runs:
         saving: Saving,
         services: Services,
         env: ToolEnvironment,
+        titles: TitleWorker,
     ) -> None:
         self.current: Run | None = None
         self.nursery: trio.Nursery
@@ -51,6 +53,7 @@ class Runs:
         self._saving = saving
         self._services = services
         self._env = env
+        self._titles = titles
         self._conversation = Conversation(core)
 
     # --- what starts one ----------------------------------------------------------------------------------------------
@@ -137,6 +140,8 @@ class Runs:
     def _begin(self, state: RunState, message: UserMessage | None = None) -> Run:
         self.current = run = Run(state)
         self.on_begin(run)
+        if message is not None:
+            self._titles.accept(message)
         self.nursery.start_soon(self._perform, run, message)
         return run
 
@@ -149,7 +154,8 @@ class Runs:
                 if message is not None:
                     await saving.journal(run.state, core.history.lines[-1])
                 core.announce_run(run.state, message)
-                error = await generate(run, core, self._conversation, saving, self._services, self._env)
+                self._titles.announce()
+                error = await generate(run, core, self._conversation, saving, self._services, self._env, self._titles)
                 core.complete_run(run.state, error)
                 await saving.save()
                 core.settle_run(run.state)

@@ -20,7 +20,7 @@ from .core.guards import Declined, Operation
 from .core.snapshot import snapshot
 from .event_log import EventLog
 from .job import Job, Jobs
-from .opening import Opening, Wanted, directory_of, environment_for, wanted_places
+from .opening import Opening, Wanted, chosen, directory_of, environment_for, wanted_places
 from .run import Run
 from .runs import nobody
 from .seat import Runtime, closed_again, conflict, copied, locked
@@ -155,16 +155,18 @@ class Runtimes:
             raise conflict(runtime, "this workspace has an open session")
         if wanted.session_dir and (place is None or os.path.dirname(place.directory) != wanted.session_dir):
             raise conflict(runtime, "the open session is not in that sessionDir")
-        if params.model not in (None, core.model):
+        if params.model is not None and params.model.ref != core.model:
             raise conflict(runtime, f"the open session uses {core.model}; session/setModel changes it")
+        if chosen(params.title, session.titles.policy) != session.titles.policy:
+            raise conflict(runtime, "the open session has another title policy")
         if params.permission not in (None, core.permission):
             raise conflict(runtime, f"the open session has {core.permission}; session/setPermission changes it")
         return runtime
 
     async def _create(self, params: RuntimeOpenParams, wanted: Wanted, *, missing: str | None = None) -> Runtime:
         services, asked = self.services, params.session
-        if params.model is not None:
-            services.models.resolve(params.model)
+        if model := params.model and params.model.ref:
+            services.models.resolve(model)
         events = EventLog(str(uuid.uuid4()), clock=services.clock, wake=services.pump.wake)
         opening = Opening(
             services=services,
@@ -172,8 +174,9 @@ class Runtimes:
             events=events,
             env=environment_for(params, services),
             cwd=wanted.cwd,
-            model=params.model or services.models.default(),
+            model=model or services.models.default(),
             permission=params.permission or services.config.default.permission,
+            title=chosen(params.title, services.config.default.title),
             session_dir=asked.session_dir,
         )
         path = await opening.most_recent() if asked.kind == "continue" else asked.path
@@ -240,6 +243,7 @@ class Runtimes:
         return old.start(Operation.REPLACE, partial(self._switch, runtime, old, params))
 
     async def _renew(self, runtime: Runtime, old: Session, caller: CallerParams) -> Session:
+        await old.titles.drain()
         return self._install(runtime, old, await self._succeeding(runtime, old, caller).new(runtime.mode))
 
     async def _switch(self, runtime: Runtime, old: Session, params: SwitchParams) -> Session:
@@ -247,6 +251,7 @@ class Runtimes:
         directory = await directory_of(path)
         if old.place is not None and old.place.directory == directory:
             return old  # it was only spelled in another way
+        await old.titles.drain()
         async with self._turn(("session", directory or path)):
             new = await self._load(self._succeeding(runtime, old, params), path, directory)
             # A workspace that is found by its cwd must not lead to two: the seat stays where it is.
@@ -265,6 +270,7 @@ class Runtimes:
             model=core.model,
             # What the config says, not what the old session had: a new one never inherits more.
             permission=self.services.config.default.permission,
+            title=chosen(caller.title, self.services.config.default.title) if caller.title else old.titles.policy,
             session_dir=old.place.session_dir if old.place else None,
         )
 

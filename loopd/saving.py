@@ -12,7 +12,7 @@ from typing import Any
 
 import trio
 
-from loop_protocol.v1.types import Title
+from loop_protocol.v1.types import Title, Usage
 
 from .core.guards import Operation
 from .core.marks import is_seen, pin_of
@@ -109,9 +109,17 @@ class Saving:
             self._core.apply(updated_at=updated_at, **changes)
 
     async def rename(self, title: Title) -> None:
+        await self.retitle(title, lambda: True)
+
+    async def retitle(self, title: Title, accept: Callable[[], bool], spent: Usage | None = None) -> bool:
+        """``accept`` is asked in the title's turn, right before its write: nobody takes it back after that, and what
+        supersedes it is written later (T-10). Answers whether it was written. ``spent``: what it took."""
         async with self._turn():
+            if not accept():
+                return False
             await self._update(title=title)
-            self._core.apply_title(title)
+            self._core.titles.change(title, spent)
+            return True
 
     async def pin(self, pinned: bool) -> int | None:
         """S-7: answers the stamp. May happen during a run and while a save is pending."""
@@ -225,7 +233,7 @@ class Saving:
             "model": core.model,
             "permission": core.permission,
             "pinned_at": core.pinned_at,
-            "title": core.stored_title,
+            "title": core.titles.stored,
         }
 
     def _next_update(self) -> int:

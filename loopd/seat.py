@@ -47,7 +47,7 @@ class Runtime:
             message_count=core.committed,
             running=core.run is not None,
             has_pending_save=core.unsaved is not None,
-            title=core.title,
+            title=core.titles.current,
             default=self.default,
             queued=len(core.queue.items),
         )

@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 import trio
 
 from loop_protocol.v1.methods import RecoverResult
-from loop_protocol.v1.types import SessionState
+from loop_protocol.v1.types import SessionState, Title
 
 from .agent import ToolEnvironment
+from .config import TitlePolicy
 from .core.guards import Declined, Operation, Refused
 from .core.snapshot import snapshot
 from .core.state import SessionCore
@@ -27,9 +28,12 @@ from .runs import Runs, nobody
 from .saving import SETTLING_S, Saving
 from .services import Services
 from .storage import StorageError, Store
+from .title_worker import TitleWorker
 
 log = logging.getLogger("loopd.session")
 T = TypeVar("T")
+# Titles that were asked for before one of these are stale (T-10).
+_OUTDATING = (Operation.SET_MODEL, Operation.RENAME_TITLE)
 
 
 @dataclass(slots=True, frozen=True)
@@ -51,6 +55,7 @@ class Session:
         events: EventLog,
         env: ToolEnvironment,
         place: Place | None,
+        title: TitlePolicy,
     ) -> None:
         self.core = core
         self.events = events
@@ -60,7 +65,8 @@ class Session:
         self.ended = trio.Event()
         self.on_fault: Callable[[Session], None] = nobody
         self.saving = Saving(core, store, services)
-        self.runs = Runs(core, self.saving, services, env)
+        self.titles = TitleWorker(core, self.saving, services, title)
+        self.runs = Runs(core, self.saving, services, env, self.titles)
         self._services = services
         self._ending = trio.Event()
         self._farewell: str | None = "shutdown"
@@ -76,6 +82,7 @@ class Session:
             try:
                 async with trio.open_nursery() as nursery:
                     self.runs.nursery, self.runs.on_fault = nursery, self._close_after_fault
+                    self.titles.nursery = nursery
                     self._jobs = Jobs(nursery, lambda: StorageError("the daemon ends, and the disk does not answer"))
                     task_status.started()
                     self.saving.show(live=True)
@@ -85,8 +92,7 @@ class Session:
                         # Nothing starts any more. What waits goes without a word: the runtime may tell of the session
                         # that follows already (R-5).
                         self.core.closed = True
-                        if self.run:
-                            self.run.stop()
+                        self.interrupt()
                     nursery.cancel_scope.cancel()
             finally:
                 with trio.move_on_after(SETTLING_S, shield=True):
@@ -117,6 +123,7 @@ class Session:
     async def dispose(self, reason: str) -> None:
         """Stop and await what goes on, then close. Raises ``StorageError`` and stays open if the save fails (R-6)."""
         self.runs.stop()
+        self.titles.cancel()
         await self.quiet()
         if self.core.unsaved is not None:
             raise StorageError(self.core.unsaved)
@@ -135,12 +142,20 @@ class Session:
             await self.run.done.wait()
         if self._job:
             await self._job.settled()
+        await self.titles.settled()
+
+    def interrupt(self) -> None:
+        """Ask what goes on in it to end."""
+        if self.run:
+            self.run.stop()
+        self.titles.cancel()
 
     @property
     def can_be_reopened(self) -> bool:
         """Nothing would be lost if it were closed now; an id of a draft would be."""
         core = self.core
-        return core.kind == "persistent" and core.slot is None and not core.queue.items and not self.saving.unsaved
+        idle = core.slot is None and not core.queue.items and not self.titles.busy
+        return core.kind == "persistent" and idle and not self.saving.unsaved
 
     # --- the slot -----------------------------------------------------------------------------------------------------
 
@@ -151,6 +166,8 @@ class Session:
     def start(self, operation: Operation, work: Callable[[], Awaitable[T]]) -> Job[T]:
         """Take the slot and perform ``work`` in it. Raises ``Refused`` at once."""
         self.require(operation)
+        if operation in _OUTDATING:
+            self.titles.cancel()
         self.core.take_slot(operation)
 
         async def in_slot() -> T:
@@ -196,6 +213,7 @@ class Session:
             log.error("session %s: no rescue copy: %s", self.core.id, refusal)
             self.core.fail_save(refusal)
             return
+        await self.titles.drain()  # nothing is told after the last event
         self.core.close("fault", rescued)
         self.end(None)
         self.on_fault(self)
@@ -208,10 +226,31 @@ class Session:
             raise Declined("nothing_to_recover", "no crash cut off a run of this session")
         return self.start(Operation.RECOVER, partial(recover, self.core, self.saving))
 
+    async def flush(self) -> bool:
+        """Write what a failed save left in memory, and then a title that waited for that; False when there is nothing.
+        Raises ``StorageError``."""
+        flushed = await self.saving.flush()
+        await self.titles.write_held()
+        return flushed
+
+    def refresh_title(self) -> Job[Title]:
+        """A title of what is saved, as the policy says (T-8). Raises ``Refused`` and ``Declined`` at once."""
+        self.require(Operation.REFRESH_TITLE)
+        if not self.core.history.texts:
+            raise Declined("title_failed", "there is no text yet to make a title of", reason="no_text")
+        return self.start(Operation.REFRESH_TITLE, self.titles.begin_refresh())
+
+    async def title_settled(self) -> None:
+        """Until no title is being made or written (T-9)."""
+        while self.titles.busy or self.core.slot in (Operation.RENAME_TITLE, Operation.REFRESH_TITLE):
+            if self._job and not self.titles.busy:
+                await self._job.settled()
+            await self.titles.settled()
+
     async def retry_save(self) -> None:
         """One more try at a save that failed, if nothing else is at work."""
         try:
             if self.core.unsaved is not None:
-                await self.start(Operation.FLUSH, self.saving.flush).wait()
+                await self.start(Operation.FLUSH, self.flush).wait()
         except (Refused, StorageError):
             pass  # it stays pending, and whoever drains says so

@@ -68,9 +68,11 @@ class PlayedModel:
 
 
 class Models:
-    """Stands for the catalogue: one model under every name, and ``none/…`` which is not configured."""
+    """Stands for the catalogue: one model under every name, one for titles under ``titles/…``, and ``none/…`` which is
+    not configured."""
 
-    def __init__(self, model: Model | None = None) -> None:
+    def __init__(self, model: Model | None = None, titles: Model | None = None) -> None:
+        self.titles = titles
         self.model = model or Practice(ModelRef("practice", "echo"), frozenset({"text", "image"}))
 
     def default(self) -> ModelRef:
@@ -79,6 +81,8 @@ class Models:
     def resolve(self, ref: ModelRef) -> Model:
         if ref.provider == "none":
             raise ModelUnavailable(f"{ref} is not configured")
+        if ref.provider == "titles" and self.titles is not None:
+            return self.titles
         return self.model
 
     def rows(self) -> list[ModelRow]:
@@ -239,6 +243,8 @@ async def running(
     root: Path,
     *,
     model: Model | None = None,
+    titles: Model | None = None,
+    models: Any = None,
     tools: Sequence[Tool] = (),
     fs: FileSystem | None = None,
     clock: Clock | None = None,
@@ -255,7 +261,7 @@ async def running(
         services = Services(
             config=config or Config(daemon=DaemonSettings(drain_deadline_s=4)),
             clock=clock or Clock(),
-            models=Models(model),  # type: ignore[arg-type]
+            models=models or Models(model, titles),
             tools=tools,
             fs=fs,
             catalog=Catalog(fs, data_dir),

@@ -101,11 +101,12 @@ def _pages(client: Client, which: dict[str, str], *, start: int, limit: int | No
 
 
 def _show_state(state: SessionState, *, named: bool) -> None:
-    last = state.last_run
+    last, titles = state.last_run, state.title_usage
     unsaved = (state.save_error or "yes") + "; repair the cause, then `loopctl flush`"
     facts(
         [
             ("title", title_of(state)),
+            ("no title", state.title_error and state.title_error.message),
             ("session", state.session_id),
             ("path", state.path),
             ("cwd", state.cwd),
@@ -118,6 +119,7 @@ def _show_state(state: SessionState, *, named: bool) -> None:
             ("unread", "yes" if state.unread else None),
             ("pinned", None if state.pinned_at is None else clock(state.pinned_at)),
             ("tokens", f"{state.usage.input_tokens} in, {state.usage.output_tokens} out"),
+            ("title tokens", titles and f"{titles.input_tokens} in, {titles.output_tokens} out"),
             ("runtime", state.runtime_id or "not open"),
             ("doing", state.operation or ("nothing" if state.runtime_id else None)),
             ("run", state.run and f"{state.run.run_id}, since {clock(state.run.started_at)}"),

@@ -83,7 +83,14 @@ def session_stop(call: Call, params: m.StopParams) -> m.StopResult | Callable[[]
     if session.run is None or session.run.state.id != params.run_id:
         _run(call, params.run_id)
         return m.StopResult(False)
-    return _stop(session)
+    run = session.runs.stop()
+    assert run is not None
+
+    async def stopped() -> m.StopResult:
+        await run.done.wait()
+        return m.StopResult(run.state.stop_requested)
+
+    return stopped
 
 
 def session_resume(call: Call, params: m.SessionParams) -> m.ResumeResult:
@@ -91,16 +98,16 @@ def session_resume(call: Call, params: m.SessionParams) -> m.ResumeResult:
 
 
 def session_abort(call: Call, params: m.SessionParams) -> m.StopResult | Callable[[], Awaitable[m.StopResult]]:
-    return _stop(call.runtimes.session(params.session_id))
-
-
-def _stop(session: Session) -> m.StopResult | Callable[[], Awaitable[m.StopResult]]:
+    session = call.runtimes.session(params.session_id)
     run = session.runs.stop()
-    if run is None:
+    session.titles.cancel()
+    if run is None and not session.titles.busy:
         return m.StopResult(False)
 
-    async def stopped() -> m.StopResult:
-        await run.done.wait()
-        return m.StopResult(run.state.stop_requested)
+    async def drained() -> m.StopResult:
+        if run is not None:
+            await run.done.wait()
+        await session.titles.settled()
+        return m.StopResult(run is not None and run.state.stop_requested)
 
-    return stopped
+    return drained

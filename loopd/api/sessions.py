@@ -116,7 +116,7 @@ def _page(history: History, committed: int, params: m.MessagesParams) -> m.Messa
 
 def session_flush(call: Call, params: m.SessionParams) -> Callable[[], Awaitable[m.FlushResult]]:
     session = call.runtimes.session(params.session_id)
-    job = session.start(Operation.FLUSH, session.saving.flush)
+    job = session.start(Operation.FLUSH, session.flush)
 
     async def flushed() -> m.FlushResult:
         return m.FlushResult(await job.wait())
@@ -131,12 +131,13 @@ def session_recover(call: Call, params: m.SessionParams) -> Callable[[], Awaitab
 def session_set_model(call: Call, params: m.SetModelParams) -> Callable[[], Awaitable[m.SetModelResult]]:
     session = call.runtimes.session(params.session_id)
     session.require(Operation.SET_MODEL)
-    call.daemon.services.models.resolve(params.model)
-    job = session.start(Operation.SET_MODEL, partial(session.saving.set, model=params.model))
+    model = params.model.ref
+    call.daemon.services.models.resolve(model)
+    job = session.start(Operation.SET_MODEL, partial(session.saving.set, model=model))
 
     async def done() -> m.SetModelResult:
         await job.wait()
-        return m.SetModelResult(params.model)
+        return m.SetModelResult(model)
 
     return done
 

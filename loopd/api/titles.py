@@ -33,3 +33,35 @@ def title_rename(call: Call, params: m.RenameParams) -> Callable[[], Awaitable[m
         return m.TitleResult(title)
 
     return renamed
+
+
+def title_refresh(call: Call, params: m.SessionParams) -> Callable[[], Awaitable[m.TitleResult]]:
+    job = call.runtimes.session(params.session_id).refresh_title()
+
+    async def refreshed() -> m.TitleResult:
+        return m.TitleResult(await job.wait())
+
+    return refreshed
+
+
+def title_wait(call: Call, params: m.SessionParams) -> Callable[[], Awaitable[m.TitleWaitResult]]:
+    session = call.runtimes.session(params.session_id)
+
+    async def waited() -> m.TitleWaitResult:
+        await session.title_settled()
+        titles = session.core.titles
+        return m.TitleWaitResult(title=titles.current, title_error=titles.error)
+
+    return waited
+
+
+def title_cancel(call: Call, params: m.SessionParams) -> Callable[[], Awaitable[m.TitleCancelResult]]:
+    session = call.runtimes.session(params.session_id)
+    session.require(Operation.CANCEL_TITLE)
+    cancelled = session.titles.cancel()
+
+    async def drained() -> m.TitleCancelResult:
+        await session.titles.settled()
+        return m.TitleCancelResult(cancelled)
+
+    return drained

@@ -28,7 +28,7 @@ from loop_protocol.v1.types import (
     UserMessage,
 )
 
-from .titles import fallback_of
+from .titles import fallback_of, is_eligible
 
 # A message must fit one page of session/messages, and that one frame (storage rule 12).
 LINE = 24 * 1024 * 1024
@@ -91,7 +91,8 @@ def decode_message(line: bytes) -> Message:
 @dataclass(slots=True)
 class History:
     """``lines`` only ever grows. ``places[i]`` is the line number of message ``i``. ``fallback`` is the title that the
-    first eligible message gave (T-2). ``requests`` are runs and digests by the ids of requests."""
+    first eligible message gave (T-2), ``texts`` are all eligible ones. ``requests`` are runs and digests by the ids of
+    requests."""
 
     lines: list[bytes] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
@@ -103,6 +104,7 @@ class History:
     last_user: int | None = None
     last_message: Message | None = None
     fallback: Title | None = None
+    texts: list[int] = field(default_factory=list)
     unanswered: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -178,7 +180,9 @@ class History:
                 _require_data(message.content)
                 self.user_messages += 1
                 self.last_user = message.index
-                self.fallback = self.fallback or fallback_of(message)
+                if is_eligible(message):
+                    self.texts.append(message.index)
+                    self.fallback = self.fallback or fallback_of(message)
             case AssistantMessage():
                 self.require_paired()
                 self.unanswered.update(block.id for block in message.content if isinstance(block, ToolCallBlock))

@@ -23,7 +23,6 @@ from loop_protocol.v1.types import (
     Recoverable,
     RunResult,
     SessionKind,
-    Title,
     ToolResultMessage,
     UserBlock,
     UserMessage,
@@ -37,13 +36,13 @@ from .messages import CRASHED, with_save_error
 from .queue import Item, Queue
 from .runs import RunState
 from .timings import Clock, Stopwatch, begin
+from .titling import Titles
 from .transcript import Transcript
 
 
 @dataclass(slots=True)
 class SessionCore:
-    """``committed`` counts messages on disk; ``unsaved`` is what the last failed save said, None when all is well.
-    ``stored_title`` is a title of its own, not the fallback that the history gives."""
+    """``committed`` counts messages on disk; ``unsaved`` is what the last failed save said, None when all is well."""
 
     id: str
     kind: SessionKind
@@ -59,7 +58,6 @@ class SessionCore:
     announce: Announce
     clock: Clock
     pinned_at: int | None = None
-    stored_title: Title | None = None
     committed: int = 0
     committed_user: int = 0
     slot: Operation | None = None
@@ -71,9 +69,11 @@ class SessionCore:
     recoverable: Recoverable | None = None
     transcript: Transcript = field(init=False)
     queue: Queue = field(init=False)
+    titles: Titles = field(init=False)
 
     def __post_init__(self) -> None:
         self.queue = Queue(self.announce, self.clock)
+        self.titles = Titles(self.history, self.announce)
         self.transcript = Transcript(self.history, self.announce, self.clock)
 
     # --- guards -------------------------------------------------------------------------------------------------------
@@ -149,9 +149,7 @@ class SessionCore:
 
     def _announce_input(self, message: UserMessage, item_id: str | None) -> None:
         self.recoverable = None  # what a crash left belonged to the place that this message takes
-        first = self.history.fallback
-        gave_title = self.stored_title is None and first is not None and first.message_indices == [message.index]
-        self.transcript.announce_message(message, title=first if gave_title else None, item_id=item_id)
+        self.transcript.announce_message(message, title=self.titles.given_by(message), item_id=item_id)
         if item_id is not None:
             self.queue.end(item_id)
 
@@ -288,15 +286,6 @@ class SessionCore:
     def apply_pin(self, pinned_at: int | None) -> None:
         self.pinned_at = pinned_at
         self._changed()
-
-    def apply_title(self, title: Title) -> None:
-        self.stored_title = title
-        self.announce.publish(ev.SessionTitle(title=title))
-
-    @property
-    def title(self) -> Title | None:
-        """None for a session without eligible text: clients show ``New session`` (T-4)."""
-        return self.stored_title or self.history.fallback
 
     def _changed(self) -> None:
         if self.closed:

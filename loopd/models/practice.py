@@ -1,7 +1,8 @@
 """``practice/echo``: a model without network or account, whose every answer can be foretold.
 
 It goes by the last user message: it echoes the text; ``stream N`` gives N words at once, ``slow`` gives 50 words in ten
-seconds, ``shell: COMMAND`` and ``read PATH`` call the tool and then give its text, ``fail`` fails.
+seconds, ``shell: COMMAND`` and ``read PATH`` call the tool and then give its text, ``fail`` fails. A conversation is
+named after the first words of its last text; ``slow`` and ``fail`` do there what they do elsewhere.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ from loop_protocol.v1.types import (
 )
 
 from ..agent import Delta, ModelError, ModelRequest, Reply, TextDelta, ToolCallDelta
+from ..agent.prompt import TITLE_PROMPT
 
 MOST_WORDS = 1_000_000
 # How many words go out before everybody else gets a turn.
 AT_ONCE = 500
 SLOW_WORDS = 50
 SLOW_S = 0.2
+TITLE_WORDS = 5
 
 _encode = msgspec.json.Encoder().encode
 _STREAM = re.compile(r"stream ([0-9]{1,12})")
@@ -58,7 +61,8 @@ class Practice:
 
     async def respond(self, request: ModelRequest, say: Say) -> Reply:
         await trio.lowlevel.checkpoint()
-        answer = await _answer(request.input.turn, say)
+        is_title = request.system == TITLE_PROMPT
+        answer = await (_titled if is_title else _answer)(request.input.turn, say)
         calls = isinstance(answer, ToolCallBlock)
         usage = Usage(
             input_tokens=_tokens(len(request.system) + len(request.input.encoded)),
@@ -75,6 +79,16 @@ async def _answer(turn: Sequence[Message], say: Say) -> AssistantBlock:
         case [UserMessage() as user, *_]:
             return await _obey(user, say)
     raise ModelError("refused", "practice/echo was asked nothing")
+
+
+async def _titled(turn: Sequence[Message], say: Say) -> AssistantBlock:
+    """The texts come as a JSON array, in one message."""
+    asked = msgspec.json.decode("".join(_text(message.content) for message in turn), type=list[str])[-1].strip()
+    if asked == "fail":
+        raise ModelError("provider", "practice/echo fails, as it was asked to")
+    if asked == "slow":
+        await trio.sleep(SLOW_WORDS * SLOW_S)
+    return await _speak(["Practice: ", " ".join(asked.split()[:TITLE_WORDS])], say)
 
 
 async def _obey(user: UserMessage, say: Say) -> AssistantBlock:

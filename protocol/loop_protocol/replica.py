@@ -84,7 +84,7 @@ def fold(state: SessionState, params: EventParams) -> SessionState:
         case SessionChanged():
             return replace(state, **_fields(event))
         case SessionTitle():
-            return replace(state, title=event.title)
+            return _titled(state, event)
         case SessionSaved():
             last = state.last_run.once_saved() if state.last_run and not state.last_run.saved else state.last_run
             kind: SessionKind = "persistent" if state.kind == "draft" else state.kind
@@ -122,6 +122,13 @@ def _timed(state: SessionState, timing: PromptTiming) -> SessionState:
     over = timing.finished_at is not None or timing.message_end_index is not None
     timings = [*state.timings, timing] if over else state.timings
     return replace(state, run=run, timings=timings)
+
+
+def _titled(state: SessionState, event: SessionTitle) -> SessionState:
+    usage = event.usage or state.title_usage
+    if event.title is not None:
+        return replace(state, title=event.title, title_error=None, title_usage=usage)
+    return replace(state, title_error=event.error or state.title_error, title_usage=usage)
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------

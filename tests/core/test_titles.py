@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from loop_protocol.v1.types import ImageBlock, TextBlock, Title, UserBlock, UserMessage
 from loopd.core.history import History
-from loopd.core.titles import CAP, FALLBACK_CAP, FALLBACK_WORDS, fallback, normalised
+from loopd.core.titles import CAP, FALLBACK_CAP, FALLBACK_WORDS, fallback, from_answer, is_eligible, normalised
 
 VECTORS = json.loads((Path(__file__).parents[1] / "cases/titles.json").read_text(encoding="utf-8"))
 # Everything that is treated in some way comes often; surrogates too, which a model's text may have.
@@ -49,6 +49,56 @@ def test_any_text_becomes_the_line_of_the_vectors(text: str, title: str) -> None
 @pytest.mark.parametrize(("text", "title"), VECTORS["fallback"])
 def test_the_first_words_become_the_fallback_of_the_vectors(text: str, title: str) -> None:  # T-2
     assert fallback(text) == title
+
+
+@pytest.mark.parametrize(("answer", "title"), VECTORS["answer"])
+def test_a_models_answer_becomes_the_title_of_the_vectors(answer: str, title: str) -> None:  # T-7
+    assert from_answer(answer) == title
+
+
+@pytest.mark.parametrize(
+    ("answer", "title"),
+    [
+        ('"a" and "b"', '"a" and "b"'),
+        ("\u201ca\u201d and \u201cb\u201d", "\u201ca\u201d and \u201cb\u201d"),
+        ("\u201cwhole\u201d", "whole"),
+        ('""', ""),
+        ('"', '"'),
+        ("``twice``", "`twice`"),
+        ('"Fix "quoted" word"', 'Fix "quoted" word'),
+        ('"a", "b"', '"a", "b"'),
+        ("'Don't panic'", "Don't panic"),
+        ("\u300ca\u300cb\u300d\u300d", "a\u300cb\u300d"),
+        ("\u300ca\u300d\u3068\u300cb\u300d", "\u300ca\u300d\u3068\u300cb\u300d"),
+        ('\x1b[1m " spaced " \x1b[0m', "spaced"),
+        ("<THINK>a</think>b<thinking>c</thinking>d<think>e", "bd"),
+        ("<think>a</thinking>b", ""),
+        ('<think>"</think>"Named"', "Named"),
+        (f'"{"x" * 200}"', "x" * 120),
+    ],
+)
+def test_one_pair_of_quotes_and_all_thoughts_are_no_part_of_a_title(answer: str, title: str) -> None:  # T-7
+    assert from_answer(answer) == title
+
+
+@given(
+    st.lists(TEXT | st.sampled_from(("<think>", "</think>", "<thinking>", "</thinking>", '"', "`", "\u300c", "\u300d")))
+)
+def test_whatever_a_model_answers_its_title_is_clean_and_within_the_cap(parts: list[str]) -> None:  # T-7
+    title = from_answer("".join(parts))
+    assert len(title.encode()) <= CAP
+    assert normalised(title) == title
+
+
+@pytest.mark.parametrize("piece", ["<think>", "<think>a</think>", "<", '"', "</think>", "a"])
+def test_a_huge_answer_is_walked_through_once(piece: str) -> None:
+    assert len(from_answer(piece * (256 * 1024 // len(piece))).encode()) <= CAP
+
+
+@given(TEXT)
+def test_a_text_is_eligible_where_something_of_it_can_be_seen(text: str) -> None:  # T-2
+    message = UserMessage(index=0, content=[TextBlock(text)], timestamp=1)
+    assert is_eligible(message) == bool(normalised(text))
 
 
 @given(TEXT, st.integers(0, 200))
@@ -100,3 +150,4 @@ def test_the_first_message_with_visible_text_gives_the_title_and_no_later_one_ch
     for line in history.lines:
         again.read(line)
     assert again.fallback == history.fallback == title
+    assert again.texts == history.texts

@@ -29,7 +29,7 @@ from scripted_daemon import (
 from typing_person import at_terminal
 
 from loop_protocol.v1.errors import RpcError
-from loop_protocol.v1.types import PromptTiming, Recoverable, RunResult, Title
+from loop_protocol.v1.types import ErrorInfo, PromptTiming, Recoverable, RunResult, Title, Usage
 
 STARTUP = Title(text="Project startup", source="user", message_indices=[])
 
@@ -241,6 +241,7 @@ def test_dispose_over_an_unsaved_conversation_is_refused(socket_path: str, cwd: 
         (["unpin"], "session/setPinned", {"pinned": False}, {}, "not pinned any more"),
         (["read"], "session/markRead", {"messageCount": 2}, {"read": True}, "read"),
         (["rename", "a  b"], "title/rename", {"text": "a  b"}, {"title": STARTUP}, "Project startup"),
+        (["title", "a  b"], "title/rename", {"text": "a  b"}, {"title": STARTUP}, "Project startup"),
     ],
 )
 def test_metadata_goes_to_the_open_session_else_the_latest_saved_else_the_named_one(
@@ -263,6 +264,52 @@ def test_metadata_goes_to_the_open_session_else_the_latest_saved_else_the_named_
         assert loopctl(*arguments, "--session", "s2/meta.json").code == 0
     assert daemon.asked(method) == [{"path": "/a/s9/meta.json"} | rest, {"path": f"{cwd}/s2/meta.json"} | rest]
     assert document == on_the_wire(result)
+
+
+FAILED = ErrorInfo("timeout", "m did not answer")
+
+
+@pytest.mark.parametrize(
+    ("option", "result", "said", "code"),
+    [
+        ("--refresh", {"title": STARTUP}, "Project startup", 0),
+        ("--cancel", {"cancelled": True}, "cancelled", 0),
+        ("--cancel", {"cancelled": False}, "no title was being made", 0),
+        ("--wait", {"title": STARTUP}, "Project startup", 0),
+        ("--wait", {}, "New session", 0),
+        ("--wait", {"title": STARTUP, "titleError": FAILED}, "Project startup", 1),
+        ("--refresh", RpcError("title_failed", "m did not answer"), "", 1),
+    ],
+)
+def test_titles_are_made_awaited_and_cancelled_where_a_session_is_open(
+    socket_path: str, cwd: str, loopctl: Loopctl, option: str, result: Any, said: str, code: int
+) -> None:  # T-8, T-9
+    method = f"title/{option.removeprefix('--')}"
+    with ScriptedDaemon(socket_path, opening(row(cwd)) | {method: result}) as daemon:
+        ran, as_json = loopctl("title", option), loopctl("title", option, "--json", "--session", "s1")
+    assert (ran.code, ran.out.rstrip("\n")) == (as_json.code, said) == (code, said)
+    assert ("did not answer" in ran.err) == (code == 1)
+    assert daemon.asked(method) == [{"sessionId": "s1"}] * 2
+    if not isinstance(result, RpcError):
+        assert json.loads(as_json.out) == on_the_wire(result)
+    with ScriptedDaemon(socket_path, {"session/list": listing(saved("/a/s9/meta.json", cwd))}):
+        assert loopctl("title", option).code == 4
+
+
+def test_a_title_is_shown_with_why_none_came(socket_path: str, cwd: str, loopctl: Loopctl) -> None:  # T-11
+    shown = state(cwd, title=STARTUP, title_error=FAILED, title_usage=Usage(1200, 9))
+    with ScriptedDaemon(socket_path, opening(row(cwd)) | {"session/state": shown}):
+        ran, as_json, facts = loopctl("title"), loopctl("title", "--json"), loopctl("state").out
+    assert (ran.code, ran.out) == (0, "Project startup\n")
+    assert "did not answer" in ran.err
+    assert json.loads(as_json.out) == on_the_wire({"title": STARTUP, "titleError": FAILED})
+    assert "m did not answer" in facts
+    assert "1200 in, 9 out" in facts
+
+
+@pytest.mark.parametrize("arguments", [["x", "--refresh"], ["x", "--wait"], [" "]])
+def test_a_title_is_given_or_made_and_never_empty(loopctl: Loopctl, arguments: list[str]) -> None:
+    assert loopctl("title", *arguments).code == 2
 
 
 def test_a_receipt_that_newer_output_overtook_says_that_it_stays_unread(

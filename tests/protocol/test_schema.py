@@ -29,6 +29,32 @@ def test_the_files_in_the_repository_are_what_the_code_generates() -> None:
     assert not stale, f"out of date: {stale}; repair: {schema.REPAIR}"
 
 
+def test_no_part_of_any_parameters_takes_an_unknown_field() -> None:  # D-1
+    """But for the handshake's, or no later client could negotiate."""
+    definitions = schema.document()["$defs"]
+
+    def names(part: object) -> set[str]:
+        if isinstance(part, list):
+            return {name for one in part for name in names(one)}
+        if not isinstance(part, dict):
+            return set()
+        own = {str(part["$ref"]).removeprefix("#/$defs/")} if "$ref" in part else set()
+        return own | names(list(part.values()))
+
+    reached: set[str] = set()
+    fresh = {name for method in METHODS if method != "initialize" for name in names(_params(method))}
+    while fresh:
+        reached |= fresh
+        fresh = {name for known in fresh for name in names(definitions[known])} - reached
+    lenient = [name for name in reached if definitions[name].get("additionalProperties", True) is not False]
+    assert "OpenSession" in reached
+    assert lenient == []
+
+
+def _params(method: str) -> object:
+    return schema.document()["methods"][method]["params"]
+
+
 def test_a_check_names_the_repair_and_the_repair_repairs(
     checkout: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

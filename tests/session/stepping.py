@@ -20,6 +20,11 @@ class Steps(trio.abc.Instrument):
         self._act = act
         self._of = of
 
+    @property
+    def hit(self) -> bool:
+        """There was a step of that number."""
+        return self.count >= self._at
+
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
         if not self._is_below(task):
             return

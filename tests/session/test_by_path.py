@@ -105,10 +105,10 @@ async def test_the_path_of_an_open_session_reaches_the_open_one(tmp_path: Path) 
         for method, params in _changes(path):
             await wire.call(method, params)
         core = world.session().core
-        assert core.title is not None
-        assert (core.title.text, core.unread, core.pinned_at) == ("By hand", False, _meta(opened).pinned_at)
+        assert core.titles.stored is not None
+        assert (core.titles.stored.text, core.unread, core.pinned_at) == ("By hand", False, _meta(opened).pinned_at)
         assert (await wire.event("session_title")).event.title.source == "fallback"  # type: ignore[union-attr]
-        assert (await wire.event("session_title")).event.title == core.title  # type: ignore[union-attr]
+        assert (await wire.event("session_title")).event.title == core.titles.stored  # type: ignore[union-attr]
         error = await _error(wire, "session/delete", {"path": path})
         assert (error.kind, error.data["runtimeId"]) == ("session_locked", opened["runtimeId"])
         assert core.closed is False

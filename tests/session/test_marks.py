@@ -60,7 +60,7 @@ def _require_agreement(world: World, opened: Any) -> None:
     assert (meta.model, meta.permission, meta.title, meta.pinned_at, meta.unread, meta.updated_at) == (
         core.model,
         core.permission,
-        core.stored_title,
+        core.titles.stored,
         core.pinned_at,
         core.unread,
         core.updated_at,

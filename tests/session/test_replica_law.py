@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 import trio
 from inprocess import PlayedModel, Probe, World, call, running, text
 from seats import PNG, Held, seated
 from test_saving import Breaking
+from titling import ALL, Namer, hangs, say, state, title
 
 from loop_protocol.replica import fold
+from loop_protocol.v1.errors import RpcError
 from loop_protocol.v1.events import EventParams, RunStarted
 from loop_protocol.v1.types import SessionState
 from loopd.agent import ModelError, Reply, TextDelta, ThinkingDelta, ToolCallDelta
@@ -160,6 +163,36 @@ async def test_a_replica_does_not_see_the_old_queue_in_the_session_that_follows(
         await seat.wire.call("runtime/newSession", {"runtimeId": seat.runtime_id, "discardQueue": True})
         trio.lowlevel.remove_instrument(watching)
     require_law(watching, at_least=5)
+
+
+async def test_titles_and_what_they_take_can_be_followed_too(tmp_path: Path) -> None:  # T-11
+    namer = Namer([text("One"), _cut_title, text("Three"), _cut_title, text("Five"), hangs])
+    async with running(tmp_path, model=PlayedModel([text("hi")]), titles=namer) as world:
+        wire = await world.connect()
+        opened = await wire.open(world, title=ALL)
+        watching = Watching(world)
+        trio.lowlevel.add_instrument(watching)
+        for content in ("one", "two", "three"):
+            await say(wire, opened, content)
+            await title(wire, opened, "wait")
+        with pytest.raises(RpcError, match="cut off"):
+            await title(wire, opened, "refresh")
+        await title(wire, opened, "refresh")
+        await title(wire, opened, "rename", text="Mine")
+        refreshing = await wire.request("title/refresh", {"sessionId": opened["sessionId"]})
+        await namer.requests(6)
+        await title(wire, opened, "cancel")
+        with pytest.raises(RpcError, match="cancelled"):
+            await wire.answer(refreshing)
+        trio.lowlevel.remove_instrument(watching)
+        assert (await state(wire, opened))["titleUsage"] == {"inputTokens": 15, "outputTokens": 5}
+        await wire.aclose()
+    require_law(watching, at_least=20)
+
+
+async def _cut_title(*_: Any) -> Reply:
+    await trio.lowlevel.checkpoint()
+    return msgspec.structs.replace(text("cut"), stop_reason="length")
 
 
 def require_law(watching: Watching, *, at_least: int) -> None:

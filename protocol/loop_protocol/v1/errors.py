@@ -53,6 +53,7 @@ KINDS: dict[str, Kind] = {
     "cwd_missing": Kind(APPLICATION, False, "the session's directory does not exist any more"),
     "model_unavailable": Kind(APPLICATION, False, "unknown model, or its provider is not configured"),
     "unsupported_input": Kind(APPLICATION, False, "the model does not take this kind of input"),
+    "title_failed": Kind(APPLICATION, True, "no title came of it; `data.reason` says why, and the old one stays"),
     "save_failed": Kind(APPLICATION, True, "the snapshot could not be written and is kept in memory"),
     "permission_denied": Kind(APPLICATION, False, "the operating system refused"),
     "limit_exceeded": Kind(APPLICATION, False, "too large or too many; `data.limit` names the limit"),

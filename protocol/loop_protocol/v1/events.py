@@ -23,6 +23,7 @@ from .types import (
     SessionRow,
     SessionState,
     Title,
+    Usage,
     Wire,
 )
 
@@ -132,9 +133,13 @@ class SessionChanged(Event, frozen=True, tag="session_changed", kw_only=True):
 
 
 class SessionTitle(Event, frozen=True, tag="session_title", kw_only=True):
-    """The title is another one now. A fallback may come before it is saved, any other title comes after."""
+    """With ``title`` it is another one now, and an earlier ``titleError`` is over; a fallback may come before it is
+    saved, any other title comes after. With ``error`` one that was to come by itself did not: the title stays.
+    ``usage``: the ``titleUsage`` from here on."""
 
-    title: Title
+    title: Title | None = None
+    error: ErrorInfo | None = None
+    usage: Usage | None = None
 
 
 class SessionSaved(Event, frozen=True, tag="session_saved"):

@@ -30,6 +30,7 @@ from .types import (
 # `$` and not Python's `\Z`: the pattern stands in the JSON Schema too, and here both say the same.
 Path = Annotated[str, Meta(pattern=r"^/[^\x00]*$", max_length=4096, description="absolute path, without NUL")]
 Count = Annotated[int, Meta(ge=0, le=2**53 - 1)]
+Limit = Annotated[int, Meta(ge=1, le=2147483647)]
 RequestId = Annotated[str, Meta(min_length=1, max_length=128)]
 Identifier = Annotated[str, Meta(min_length=1, max_length=128)]
 
@@ -154,20 +155,47 @@ class OpenSession(Params, frozen=True, kw_only=True):
     session_dir: Path | None = None
 
 
+class ModelChoice(Params, frozen=True):
+    """A model as a client names it. ``effort``: how much it reasons, where it can."""
+
+    provider: str
+    id: str
+    effort: str | None = None
+
+    @property
+    def ref(self) -> ModelRef:
+        return ModelRef(self.provider, self.id, self.effort)
+
+
+class TitleOptions(Params, frozen=True, kw_only=True):
+    """How the session gets its titles; what is missing is as the daemon's configuration says. ``off``: the first words.
+    ``first-prompt``: a model makes one of the first text. ``all-prompts``: again of all texts, with each new one.
+    ``model``: else the conversation's. ``max_input_bytes``: of the texts as JSON; where there is more, no title comes.
+    ``timeout_ms``: for fetching the key and for the answer."""
+
+    mode: Literal["off", "first-prompt", "all-prompts"] | None = None
+    model: ModelChoice | None = None
+    max_input_bytes: Limit | None = None
+    max_output_tokens: Limit | None = None
+    timeout_ms: Limit | None = None
+
+
 class CallerParams(Params, frozen=True, kw_only=True):
-    """What tools take over from the caller: ``env``, of which the allow-listed variables, and ``umask``."""
+    """What a session takes over from whoever opens it, and does not store. For its tools ``env``, of which the
+    allow-listed variables, and ``umask``."""
 
     env: dict[str, str] | None = None
     umask: Annotated[int, Meta(ge=0, le=0o777)] | None = None
+    title: TitleOptions | None = None
 
 
 class RuntimeOpenParams(CallerParams, frozen=True, kw_only=True):
-    """Another ``env`` or ``umask`` than the open session's is no conflict: it keeps its own."""
+    """Another ``env`` or ``umask`` than the open session's is no conflict: it keeps its own. Another ``title`` is."""
 
     cwd: Path
     session: OpenSession
     runtime_id: Literal["new"] | None = None
-    model: ModelRef | None = None
+    model: ModelChoice | None = None
     permission: Permission | None = None
 
 
@@ -220,8 +248,8 @@ class ReplaceResult(Wire, frozen=True, kw_only=True):
 
 
 class NewSessionParams(CallerParams, frozen=True, kw_only=True):
-    """``env`` and ``umask`` stay those of the session that is replaced where they are not given. ``discard_queue``: see
-    ``runtime/dispose``."""
+    """``env``, ``umask`` and ``title`` stay those of the session that is replaced where they are not given.
+    ``discard_queue``: see ``runtime/dispose``."""
 
     runtime_id: Identifier
     discard_queue: bool = False
@@ -349,7 +377,7 @@ class FlushResult(Wire, frozen=True):
 
 class SetModelParams(Params, frozen=True):
     session_id: Identifier
-    model: ModelRef
+    model: ModelChoice
 
 
 class SetModelResult(Wire, frozen=True):
@@ -408,6 +436,19 @@ class RenameParams(Params, frozen=True, kw_only=True):
 
 class TitleResult(Wire, frozen=True):
     title: Title
+
+
+class TitleWaitResult(Wire, frozen=True, kw_only=True):
+    """As in the state: the title, and why none came by itself the last time."""
+
+    title: Title | None = None
+    title_error: ErrorInfo | None = None
+
+
+class TitleCancelResult(Wire, frozen=True):
+    """False: there was nothing to cancel."""
+
+    cancelled: bool
 
 
 # --- queue ------------------------------------------------------------------------------------------------------------
@@ -530,6 +571,11 @@ _TABLE = (
     Method("session/setPinned", SetPinnedParams, SetPinnedResult, "pin or unpin; at any time, during a run too"),
     Method("session/delete", DeleteParams, Nothing, "remove a session that is not open, with all of its files"),
     Method("title/rename", RenameParams, TitleResult, "name the session by hand; nothing changes that by itself"),
+    Method(
+        "title/refresh", SessionParams, TitleResult, "make the title anew of what is saved, also instead of your own"
+    ),
+    Method("title/wait", SessionParams, TitleWaitResult, "wait for title work and its writes, and cancel nothing"),
+    Method("title/cancel", SessionParams, TitleCancelResult, "end title work, and wait for that; a run goes on"),
     Method("queue/add", QueueAddParams, QueueResult, "an input for later; starts at once when idle", True),
     Method("queue/edit", QueueEditParams, QueueResult, "change an input that waits"),
     Method("queue/move", QueueMoveParams, QueueResult, "change when its turn comes"),

@@ -228,7 +228,9 @@ class QueueState(Wire, frozen=True):
 
 
 class SessionState(Wire, frozen=True, kw_only=True):
-    """Everything about a session but its messages. Folding events over it gives the later state (see ``replica``)."""
+    """Everything about a session but its messages. Folding events over it gives the later state (see ``replica``).
+    ``title_error``: why no title came by itself the last time, until one succeeds. ``title_usage``: the tokens of all
+    requests for titles since the session was opened, which ``usage`` has nothing of."""
 
     session_id: str
     cwd: str
@@ -250,6 +252,8 @@ class SessionState(Wire, frozen=True, kw_only=True):
     runtime_id: str | None = None
     path: str | None = None
     title: Title | None = None
+    title_error: ErrorInfo | None = None
+    title_usage: Usage | None = None
     pinned_at: int | None = None
     operation: str | None = None
     run: RunInfo | None = None
