@@ -77,7 +77,9 @@ class Following:
 
     def take(self, notification: Notification[EventParams]) -> None:
         params = notification.params
-        if params is not None and params.session_id == self.session_id:
+        # A loss is told of the session that was there last, which may be the next one already.
+        told = params is not None and (params.session_id == self.session_id or isinstance(params.event, EventsLost))
+        if params is not None and told:
             if isinstance(params.event, QueueChanged):
                 self.queue = QueueState(params.event.items, params.event.paused, params.event.error)
             self.ours = self.ours or isinstance(params.event, EventsLost) or _begins(params, self.run_id)
@@ -85,7 +87,7 @@ class Following:
             return
         if self.json:
             out_line(notification.raw.decode())
-        if params is not None and params.session_id == self.session_id:
+        if params is not None and told:
             self._follow(params)
 
     def _follow(self, params: EventParams) -> None:
@@ -110,7 +112,13 @@ class Following:
 
     def _look_whether_it_settled(self) -> None:
         """The end of the run may be among the events that were lost: nobody would tell it a second time."""
-        state: SessionState = self.client.call("session/state", {"sessionId": self.session_id}, timeout=ANSWER)
+        try:
+            state: SessionState = self.client.call("session/state", {"sessionId": self.session_id}, timeout=ANSWER)
+        except RpcError as error:
+            if error.kind != "session_not_found":
+                raise
+            self._settle()
+            return
         self.queue = state.queue
         if state.run is None or state.run.run_id != self.run_id:
             self._settle()

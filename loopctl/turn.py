@@ -75,6 +75,8 @@ class Turn:
         match params.event:
             case SessionReplaced(old=self.session_id):
                 raise Failure("another session took the place of this one, and the queued input is gone", REFUSED)
+            case EventsLost():  # told of the session that was there last, which may be the next one already
+                self._look(notification)
             case _ if params.session_id != self.session_id:
                 pass
             case RunStarted(run_id=run_id, item_id=self.item_id):
@@ -85,14 +87,17 @@ class Turn:
                 self._tell_pause(QueueState(items, paused, error))
             case QueueChanged() if self._seen:  # and no event before this one said that it started
                 raise Failure(_GONE, REFUSED)
-            case EventsLost():
-                self._look(notification)
             case SessionClosed(reason=reason):
                 raise Failure(f"the session was closed, and the queued input is gone: {reason}", REFUSED)
 
     def _look(self, lost: Notification[EventParams]) -> None:
         """Its start may be among the events that were lost: nobody would tell it a second time."""
-        queue = self._state().queue
+        try:
+            queue = self._state().queue
+        except RpcError as error:
+            if error.kind != "session_not_found":
+                raise
+            raise Failure("the session was left or closed; the queued input ran before, or is gone", REFUSED) from None
         if self._is_among(queue.items):
             self._tell_pause(queue)
         else:

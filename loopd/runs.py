@@ -80,7 +80,8 @@ class Runs:
             core.queue.lift()
             return self._begin(core.begin_resume(anchor))
         if not core.queue.items:
-            raise Declined("nothing_to_resume", "the conversation ends with a whole answer; send a prompt")
+            how = "ends with a whole answer" if core.history.messages else "is empty"
+            raise Declined("nothing_to_resume", f"the conversation {how}; send a prompt")
         item = core.queue.items[0]
         message = self._message(item.content)
         core.queue.lift()
@@ -92,6 +93,7 @@ class Runs:
         core = self._core
         item = new_item(content, steer=steer, now_ms=core.clock.now_ms(), request=request)
         if core.queue.items or not self._may_start():
+            core.user_message(content)  # what does not fit in one would never have its turn
             core.queue.add(item)
             self.start_queued()
             return item, None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from loop_protocol.v1 import methods as m
-from loop_protocol.v1.types import ImageBlock, UserBlock
+from loop_protocol.v1.types import ImageBlock
 
 from ..core import inputs
 from ..core.guards import Declined
 from ..core.queue import Item, Queue
+from ..core.state import SessionCore
 from .call import Call
 from .runs import known_run, request_of
 
@@ -27,30 +28,30 @@ def queue_add(call: Call, params: m.QueueAddParams) -> m.QueueResult:
 
 
 def queue_edit(call: Call, params: m.QueueEditParams) -> m.QueueResult:
-    queue = _queue(call, params.session_id)
+    core = _core(call, params.session_id)
     content = None
     if params.content is not None:
-        content = inputs.blocks(params.content)
-        if isinstance(params.content, str):
-            content += _images(queue, params.item_id)
-    return _result(queue.edit(params.item_id, params.revision, content, params.steer))
+        kept = _images(core.queue, params.item_id) if isinstance(params.content, str) else []
+        content = inputs.blocks(params.content, kept)
+        core.user_message(content)  # what does not fit in one would never have its turn
+    return _result(core.queue.edit(params.item_id, params.revision, content, params.steer))
 
 
 def queue_move(call: Call, params: m.QueueMoveParams) -> m.QueueResult:
-    return _result(_queue(call, params.session_id).move(params.item_id, params.to))
+    return _result(_core(call, params.session_id).queue.move(params.item_id, params.to))
 
 
 def queue_remove(call: Call, params: m.QueueRemoveParams) -> m.QueueResult:
-    return _result(_queue(call, params.session_id).remove(params.item_id))
+    return _result(_core(call, params.session_id).queue.remove(params.item_id))
 
 
-def _queue(call: Call, session_id: str) -> Queue:
+def _core(call: Call, session_id: str) -> SessionCore:
     session = call.runtimes.session(session_id)
     session.runs.require_queue()
-    return session.core.queue
+    return session.core
 
 
-def _images(queue: Queue, item_id: str) -> list[UserBlock]:
+def _images(queue: Queue, item_id: str) -> list[ImageBlock]:
     """Who edits the text has not got them: clients see images by their size."""
     return [
         block for item in queue.items if item.id == item_id for block in item.content if isinstance(block, ImageBlock)

@@ -11,6 +11,7 @@ from loop_protocol.v1.errors import RpcError
 
 from ..core.guards import Declined, Operation
 from ..job import Job
+from ..opening import directory_of
 from ..seat import Runtime
 from ..session import Session
 from .call import Call
@@ -43,9 +44,21 @@ def runtime_new_session(call: Call, params: m.NewSessionParams) -> Callable[[], 
 
 def runtime_switch_session(call: Call, params: m.SwitchParams) -> Callable[[], Awaitable[m.ReplaceResult]]:
     runtime = call.runtimes.runtime(params.runtime_id)
-    if params.path != runtime.session.core.path:
-        _require_consent(runtime.session, Operation.REPLACE, discard=params.discard_queue)
-    return _replaced(runtime, call.runtimes.switch_session(runtime, params), runtime.session, created=False)
+    session = runtime.session
+    if params.path != session.core.path:
+        try:
+            _require_consent(session, Operation.REPLACE, discard=params.discard_queue)
+        except Declined as declined:
+            return partial(_unless_its_own, runtime, session, params.path, declined)
+    return _replaced(runtime, call.runtimes.switch_session(runtime, params), session, created=False)
+
+
+async def _unless_its_own(runtime: Runtime, session: Session, path: str, declined: Declined) -> m.ReplaceResult:
+    """Nothing is lost where the path is its own, only spelled in another way; and nothing is begun to find that out."""
+    directory = await directory_of(path)
+    if runtime.session is session and session.place is not None and session.place.directory == directory:
+        return m.ReplaceResult(cancelled=False, created=False, **_seat(runtime))
+    raise declined
 
 
 def _require_consent(session: Session, operation: Operation, *, discard: bool) -> None:

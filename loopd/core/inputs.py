@@ -26,10 +26,10 @@ class UnsupportedInput(ValueError):
     """The chosen model does not take this kind of input."""
 
 
-def blocks(content: Content) -> list[UserBlock]:
-    """The content of a prompt as blocks of a user message. Raises :class:`Invalid`."""
+def blocks(content: Content, images: Sequence[ImageBlock] = ()) -> list[UserBlock]:
+    """The content of a prompt as blocks of a user message, with ``images`` at the end. Raises :class:`Invalid`."""
     parts: Sequence[TextInput | ImageInput] = [TextInput(content)] if isinstance(content, str) else content
-    made = [_block(part, place) for place, part in enumerate(parts)]
+    made = [*(_block(part, place) for place, part in enumerate(parts)), *images]
     kept = [block for block in made if not isinstance(block, TextBlock) or block.text.strip()]
     if not kept:
         raise Invalid("the prompt is empty", "content")

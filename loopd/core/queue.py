@@ -55,15 +55,21 @@ def new_item(content: list[UserBlock], *, steer: bool, now_ms: int, request: Req
 
 @dataclass(slots=True)
 class Queue:
-    """``paused`` and ``error`` as in ``QueueState``: only a queue with items is ever paused."""
+    """``paused`` and ``error`` as in ``QueueState``: only a queue with items is ever paused. ``refused`` is the
+    head that was not acceptable, and why."""
 
     announce: Announce
     clock: Clock
     items: list[Item] = field(default_factory=list)
     paused: Pause | None = None
-    error: ErrorInfo | None = None
+    refused: tuple[str, ErrorInfo] | None = None
     # The runs of items that have started. One whose message is not told yet is here already, and in ``items`` still.
     _started: OrderedDict[str, str] = field(default_factory=OrderedDict)
+
+    @property
+    def error(self) -> ErrorInfo | None:
+        """It is said of that head alone, while it is the head."""
+        return self.refused[1] if self.refused and self.items and self.items[0].id == self.refused[0] else None
 
     def state(self) -> QueueState:
         return QueueState([item.shown for item in self.items], self.paused, self.error)
@@ -78,7 +84,7 @@ class Queue:
         before = self.state()
         yield
         if not self.items:
-            self.paused = self.error = None
+            self.paused = self.refused = None
         if self.state() != before:
             self.tell()
 
@@ -95,29 +101,30 @@ class Queue:
         self.tell()
 
     def edit(self, item_id: str, revision: int, content: list[UserBlock] | None, steer: bool | None) -> Item:
-        """Raises ``Declined`` for an item that is gone, and where ``revision`` is not the one that it has."""
+        """Raises ``Declined`` for an item that is gone, and where ``revision`` is not the one that it has. An edit that
+        changes nothing is none."""
         place, item = self._find(item_id)
         now = item.shown.revision
         if revision != now:
             raise Declined("conflict", f"item {item_id} was edited since: it has revision {now}", revision=now)
-        content = item.content if content is None else content
-        shown = replace(
-            item.shown,
-            revision=now + 1,
-            content=_by_size(content),
-            steer=item.shown.steer if steer is None else steer,
-        )
+        content = item.content if content is None or content == item.content else content
+        steer = item.shown.steer if steer is None else steer
+        if content is item.content and steer == item.shown.steer:
+            return item
+        shown = replace(item.shown, revision=now + 1, content=_by_size(content), steer=steer)
         edited = Item(shown, content, item.request)
         self._require_room([*self.items[:place], edited, *self.items[place + 1 :]])
         self.items[place] = edited
+        if self.refused and self.refused[0] == item_id and content is not item.content:
+            self.refused = None  # what it says now was not tried yet
         self.tell()
         return edited
 
     def move(self, item_id: str, to: int) -> Item:
         place, item = self._find(item_id)
-        del self.items[place]
-        self.items.insert(to, item)
-        self.tell()
+        with self._telling():
+            del self.items[place]
+            self.items.insert(to, item)
         return item
 
     def remove(self, item_id: str) -> Item:
@@ -137,7 +144,8 @@ class Queue:
     # --- pausing ------------------------------------------------------------------------------------------------------
 
     def pause(self, reason: Pause, error: ErrorInfo | None = None) -> None:
-        """It does not go on by itself (Q-3). Of two reasons the stronger one stays; ``error`` stays with its reason."""
+        """It does not go on by itself (Q-3). Of two reasons the stronger one stays; ``error`` is about the head, and
+        stays with its reason."""
         with self._telling():
             self._pause(reason, error)
 
@@ -146,14 +154,17 @@ class Queue:
             return
         if self.paused is not None and _STRONGER.index(reason) < _STRONGER.index(self.paused):
             return
-        self.error = error or (self.error if reason == self.paused else None)
+        if error is not None:
+            self.refused = self.items[0].id, error
+        elif reason != self.paused:
+            self.refused = None
         self.paused = reason
 
     def lift(self, *reasons: Pause) -> None:
         """It may go on, if it is paused for one of those reasons; any reason where none is given."""
         with self._telling():
             if not reasons or self.paused in reasons:
-                self.paused = self.error = None
+                self.paused = self.refused = None
 
     # --- taking -------------------------------------------------------------------------------------------------------
 

@@ -73,19 +73,19 @@ class AnyOrder(RuleBasedStateMachine):
         self.queue = Queue(self.told, Clock())
         self.model: list[tuple[str, int, bool]] = []
         self.paused: Pause | None = None
-        self.error: ErrorInfo | None = None
+        self.error: tuple[str, ErrorInfo] | None = None  # of which item
         self.running: str | None = None
         self.entering: Item | None = None
         self.gone: dict[str, str | None] = {}  # with the run that each is part of
         self.runs = 0
 
     @contextmanager
-    def change(self, *, always: bool = False) -> Iterator[None]:
+    def change(self) -> Iterator[None]:
         """It is told once, as a whole, if there is anything to tell."""
         before, count = self.queue.state(), len(self.told.events)
         yield
         state = self.queue.state()
-        changed = always or state != before
+        changed = state != before
         assert len(self.told.events) - count == changed
         if changed:
             last = self.told.events[-1]
@@ -96,7 +96,7 @@ class AnyOrder(RuleBasedStateMachine):
         if not waiting or (self.paused and REASONS.index(reason) < REASONS.index(self.paused)):
             return
         if reason != self.paused or error is not None:
-            self.error = error
+            self.error = (self.model[0][0], error) if error else None
         self.paused = reason
 
     def unpause_if_empty(self) -> None:
@@ -129,23 +129,29 @@ class AnyOrder(RuleBasedStateMachine):
             self.queue.remove(chosen)
         return None
 
-    @rule(data=st.data(), steer=st.none() | st.booleans())
-    def edit(self, data: st.DataObject, steer: bool | None) -> None:
+    @rule(data=st.data(), words=st.none() | st.sampled_from(["x", "edited"]), steer=st.none() | st.booleans())
+    def edit(self, data: st.DataObject, words: str | None, steer: bool | None) -> None:
         if (place := self.drawn(data)) is None:
             return
         item_id, revision, was = self.model[place]
         for stale in (revision - 1, revision + 1):
             with declined("conflict", self.queue, self.told, revision=revision):
                 self.queue.edit(item_id, stale, None, steer)
+        said = self.queue.items[place].content
+        content: list[UserBlock] | None = None if words is None else [TextBlock(words)]
         with self.change():
-            self.queue.edit(item_id, revision, [TextBlock("edited")], steer)
-        self.model[place] = (item_id, revision + 1, was if steer is None else steer)
+            self.queue.edit(item_id, revision, content, steer)
+        other = content not in (None, said)
+        if other or steer not in (None, was):
+            self.model[place] = (item_id, revision + 1, was if steer is None else steer)
+        if other and self.error and self.error[0] == item_id:
+            self.error = None
 
     @rule(data=st.data(), to=st.integers(0, 6))
     def move(self, data: st.DataObject, to: int) -> None:
         if (place := self.drawn(data)) is None:
             return
-        with self.change(always=True):
+        with self.change():
             self.queue.move(self.model[place][0], to)
         self.model.insert(to, self.model.pop(place))
 
@@ -256,7 +262,8 @@ class AnyOrder(RuleBasedStateMachine):
         state = self.queue.state()
         assert [(one.item_id, one.revision, one.steer) for one in state.items] == self.model
         assert [item.shown for item in self.queue.items] == state.items
-        assert (state.paused, state.error) == (self.paused, self.error)
+        assert state.paused == self.paused
+        assert state.error == (self.error[1] if self.error and self.model[0][0] == self.error[0] else None)
         assert state.items or state.paused is None
         assert state.error is None or state.paused == "error"
 
@@ -278,6 +285,21 @@ def test_an_edit_of_nothing_but_steering_keeps_the_content() -> None:  # Q-1
     queue, (a,), _ = a_queue("a")
     edited = queue.edit(a.id, 1, None, True)
     assert (edited.content, edited.shown.steer, edited.shown.revision) == (a.content, True, 2)
+
+
+def test_what_changes_nothing_is_no_change() -> None:  # Q-1
+    queue, (a, b), told = a_queue("a", "b")
+    image = an_item("", "aGVsbG8h")
+    queue.add(image)
+    told.events.clear()
+    assert queue.edit(a.id, 1, None, None) == a
+    assert queue.edit(a.id, 1, [TextBlock("a")], False) == a
+    assert queue.edit(image.id, 1, list(image.content), None) == image
+    assert queue.move(b.id, 1) == b
+    assert told.events == []
+    with declined("conflict", queue, told, revision=1):
+        queue.edit(a.id, 2, None, None)
+    assert queue.edit(image.id, 1, [ImageBlock(mime_type="image/png", data="aGVsbG9h")], None).shown.revision == 2
 
 
 def test_images_are_shown_by_their_size_and_stay_whole_in_the_item() -> None:  # Q-1 S-23
@@ -362,6 +384,38 @@ def test_a_run_that_fails_after_an_input_was_not_acceptable_keeps_the_reason_for
     assert (queue.paused, queue.error) == ("error", NOT_TAKEN)
     queue.pause("stopped")
     assert (queue.paused, queue.error) == ("stopped", None)
+
+
+def not_taken(*words: str) -> tuple[Queue, list[Item], Told]:
+    """Paused since the first of them was not acceptable."""
+    queue, items, told = a_queue(*words)
+    queue.pause("error", NOT_TAKEN)
+    told.events.clear()
+    return queue, items, told
+
+
+def test_why_the_head_was_not_accepted_is_said_of_no_other_head() -> None:  # Q-3
+    for change in (
+        lambda queue, item: queue.remove(item.id),
+        lambda queue, item: queue.move(item.id, 1),
+        lambda queue, item: queue.edit(item.id, 1, [TextBlock("other")], None),
+    ):
+        queue, (a, _), told = not_taken("a", "b")
+        change(queue, a)
+        assert (queue.paused, queue.error) == ("error", None)
+        assert [(event.paused, event.error) for event in told.events] == [("error", None)]
+    queue, _, _ = not_taken("a")
+    queue.add(an_item("s", steer=True))
+    assert queue.error == NOT_TAKEN
+    queue.settle(None)  # what was left of the run goes first
+    assert (queue.paused, queue.error) == ("error", None)
+
+
+def test_what_is_still_not_acceptable_keeps_its_reason() -> None:  # Q-3
+    queue, (a, b), _ = not_taken("a", "b")
+    queue.edit(a.id, 1, None, True)
+    queue.remove(b.id)
+    assert (queue.paused, queue.error) == ("error", NOT_TAKEN)
 
 
 def test_what_was_to_steer_is_the_head_of_a_paused_queue_in_one_change() -> None:  # Q-2 Q-3

@@ -312,6 +312,31 @@ def test_a_removal_among_lost_events_is_found_out(socket_path: str, cwd: str, lo
     assert "was removed by somebody else" in ran.err
 
 
+def test_a_replacement_among_lost_events_ends_the_wait(socket_path: str, cwd: str, loopctl: Loopctl) -> None:  # R-5
+    """What tells of the loss is said of the session that is there by then."""
+    now = state(cwd, queue=waiting(OURS), run=running("run1"))
+    script = busy(cwd)
+    states = iter([Then(now, lambda peer: peer.event(LOST, session="s2"))])
+    gone = RpcError("session_not_found", "no open session s1")
+    script |= {"session/state": lambda *_: next(states, gone), "queue/edit": gone}
+    with ScriptedDaemon(socket_path, script):
+        ran = loopctl("prompt", "--queue", "--timeout", "20", "hello")
+    assert ran.code == 5
+    assert "the queued input ran before, or is gone" in ran.err
+
+
+def test_a_run_whose_end_and_session_are_among_lost_events_gives_its_outcome(
+    socket_path: str, cwd: str, loopctl: Loopctl
+) -> None:  # R-5
+    gone = RpcError("session_not_found", "no open session s1")
+    script = busy(cwd, FIRST[0], then=lambda peer: peer.event(LOST, session="s2"))
+    states = iter([script["session/state"]])
+    script |= {"session/state": lambda *_: next(states, gone)}
+    script["run/wait"] = {"runId": "run2", "outcome": "error", "saved": True}
+    with ScriptedDaemon(socket_path, script):
+        assert loopctl("prompt", "--queue", "--timeout", "20", "hello").code == 1
+
+
 # --- a plain prompt ---------------------------------------------------------------------------------------------------
 
 

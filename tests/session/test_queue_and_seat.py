@@ -66,9 +66,10 @@ async def test_its_own_path_drops_nothing_and_needs_no_consent(tmp_path: Path) -
         await paused(seat, turn, "a")
         linked = tmp_path / "link"
         linked.symlink_to(Path(seat.opened["path"]).parent)
-        for path, more in ((seat.opened["path"], {}), (str(linked / "meta.json"), {"discardQueue": True})):
+        through = str(linked / "meta.json")
+        for path, more in ((seat.opened["path"], {}), (through, {}), (through, {"discardQueue": True})):
             same = await seat.wire.call("runtime/switchSession", {"runtimeId": seat.runtime_id, "path": path, **more})
-            assert same["sessionId"] == seat.id
+            assert (same["sessionId"], same["created"]) == (seat.id, False)
             assert (await seat.waiting(), (await seat.queue())["paused"]) == (["a"], "stopped")
 
 

@@ -126,9 +126,10 @@ async def test_changes_of_what_is_stale_gone_or_started_are_refused_by_name(tmp_
     async with seated(tmp_path, *turns) as seat:
         await seat.begin(turns[0])
         a, b = await seat.add("a"), await seat.add("b")
-        await seat.ask("queue/edit", itemId=a["itemId"], revision=1, steer=False)
+        await seat.ask("queue/edit", itemId=a["itemId"], revision=1, steer=True)
+        await seat.ask("queue/edit", itemId=a["itemId"], revision=2, steer=False)
         stale = await seat.refusal("queue/edit", itemId=a["itemId"], revision=1, content="x")
-        assert (stale.kind, stale.data["revision"]) == ("conflict", 2)
+        assert (stale.kind, stale.data["revision"]) == ("conflict", 3)
         await seat.ask("queue/remove", itemId=b["itemId"])
         for gone in (b["itemId"], "0" * 8):
             for method, more in (("edit", {"revision": 1, "content": "x"}), ("move", {"to": 0}), ("remove", {})):
@@ -136,7 +137,7 @@ async def test_changes_of_what_is_stale_gone_or_started_are_refused_by_name(tmp_
         turns[0].go.set()
         await turns[1].asked.wait()
         run_id = (await seat.state())["run"]["runId"]
-        started = await seat.refusal("queue/edit", itemId=a["itemId"], revision=2, content="x")
+        started = await seat.refusal("queue/edit", itemId=a["itemId"], revision=3, content="x")
         assert (started.kind, started.data["runId"]) == ("queue_item_started", run_id)
         turns[1].go.set()
 
@@ -161,6 +162,32 @@ async def test_images_are_shown_by_size_kept_by_an_edit_of_the_text_and_sent_who
         assert PNG["data"] not in repr(events)
         sent = [message["content"] for message in await seat.messages() if message["role"] == "user"]
         assert sent[1:] == [[words("see"), PNG], [words("none")]]
+
+
+async def test_the_text_of_an_image_can_be_taken_away(tmp_path: Path) -> None:
+    turn = Held()
+    async with seated(tmp_path, turn, input=IMAGES) as seat:
+        await seat.begin(turn)
+        item = (await seat.add([{"type": "text", "text": "look"}, PNG]))["itemId"]
+        edited = await seat.ask("queue/edit", itemId=item, revision=1, content="")
+        assert [block["type"] for block in edited["content"]] == ["image"]
+        bare = (await seat.add("words"))["itemId"]
+        assert (await seat.refusal("queue/edit", itemId=bare, revision=1, content="")).kind == "invalid_params"
+        turn.go.set()
+
+
+async def test_what_is_too_large_for_a_message_is_refused_at_once(tmp_path: Path) -> None:  # Q-1 P-4 I-10
+    turn = Held()
+    large = [{**PNG, "data": "aGVs" * (25 << 18)}]
+    async with seated(tmp_path, turn, input=IMAGES) as seat:
+        await seat.begin(turn)
+        item = (await seat.add("a"))["itemId"]
+        for steer in (False, True):
+            refused = await seat.refusal("queue/add", content=large, steer=steer)
+            assert (refused.kind, refused.data["limit"]) == ("limit_exceeded", "message")
+        refused = await seat.refusal("queue/edit", itemId=item, revision=1, content=large)
+        assert (refused.kind, refused.data["limit"]) == ("limit_exceeded", "message")
+        turn.go.set()
 
 
 async def test_a_queue_without_room_refuses_and_changes_nothing(tmp_path: Path) -> None:  # Q-1 I-10
