@@ -23,6 +23,7 @@ from .interrupts import Interrupts
 from .reach import ANSWER
 from .running import Following, news
 from .terminal import note
+from .view import View
 from .waiting import pause_of
 
 _GONE = "the queued input was removed by somebody else"
@@ -121,7 +122,8 @@ class Turn:
         raise RpcError("internal", "the daemon edited an input on a revision that it never had")
 
     def _begin(self, run_id: str, event: Notification[EventParams] | None) -> None:
-        self._following = Following(self.client, self.session_id, run_id, self.json, ours=event is not None)
+        view = View(own=self.item_id)
+        self._following = Following(self.client, self.session_id, run_id, self.json, view, ours=event is not None)
         if event is not None:
             self._following.take(event)
 

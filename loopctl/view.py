@@ -44,10 +44,15 @@ TAIL = 4096
 
 
 class View:
-    """Prints events as they come. ``prompts``: also what the user said, for somebody who only watches."""
+    """Prints events as they come. ``prompts``: also what the user said, for somebody who only watches; of somebody
+    else's words those that steer the run are shown in any case, since what comes then answers them. ``own``: the input
+    of whoever looks."""
 
-    def __init__(self, *, prompts: bool = False) -> None:
+    def __init__(self, *, prompts: bool = False, own: str | None = None) -> None:
         self._prompts = prompts
+        self._own = own
+        self._steering: set[str] = set()
+        self._unsaved: str | None = None
         self._message: str | None = None
         self._shown = ""
         self._tools: dict[str, ToolOutput] = {}
@@ -55,12 +60,14 @@ class View:
 
     def show(self, params: EventParams) -> None:
         match params.event:
-            case RunStarted() | MessageStart():
-                pass
+            case RunStarted(item_id=item):
+                self._own = self._own or item
+            case MessageStart(message_id=message, item_id=str() as item) if item != self._own:
+                self._steering.add(message)
             case MessageUpdate(message_id=message, text_delta=str() as delta):
                 self.continue_message(message, delta)
             case MessageEnd(message_id=message, message=msgspec.Raw() as raw):
-                self._complete(message, raw)
+                self._complete(message, raw, said=self._prompts or message in self._steering)
             case MessageEnd():
                 self.end_line()
             case ToolExecutionStart() as start:
@@ -75,6 +82,7 @@ class View:
                 self.end_line()
                 note(f"retrying in {max(0, until - params.at) / 1000:.0f} s: {reason}")
             case SaveFailed(reason=reason):
+                self._unsaved = reason
                 note(f"the conversation could not be saved: {reason}")
             case EventsLost():
                 note("some events were lost, the answer below may have a gap; `loopctl messages` shows it whole")
@@ -87,7 +95,8 @@ class View:
                 note(f"the session was closed: {reason}{lost}")
             case RunSettled() as settled if self._prompts:
                 self.end_line()
-                outcome(settled.outcome, settled.error)
+                told = settled.error is not None and settled.error.message == self._unsaved
+                outcome(settled.outcome, None if told else settled.error)
 
     def continue_message(self, message: str, text: str) -> None:
         if message != self._message:
@@ -108,7 +117,7 @@ class View:
             out("\n")
         self._shown, self._message = "", None
 
-    def _complete(self, message_id: str, raw: msgspec.Raw) -> None:
+    def _complete(self, message_id: str, raw: msgspec.Raw, *, said: bool) -> None:
         try:
             message = msgspec.json.decode(raw, type=Message)
         except msgspec.ValidationError:  # a block type from the future; its text was streamed
@@ -118,7 +127,7 @@ class View:
                 self._complete_text(message_id, text_of(message))
             case ToolResultMessage(is_error=True) if message.tool_call_id in self._quiet_tools:
                 err(_tail(text_of(message)), dim=True)  # nothing was streamed, and it says why it failed
-            case UserMessage() if self._prompts:
+            case UserMessage() if said:
                 err("".join(f"> {line}\n" for line in text_of(message).splitlines()))
         return None
 

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
+from loop_protocol.client import Client
+from loop_protocol.v1.errors import RpcError
 from loop_protocol.v1.events import EventParams, EventsLost, MessageStart, QueueChanged, RunStarted, SessionReplaced
 from loop_protocol.v1.methods import QueueResult
-from loop_protocol.v1.types import ImageBlock, Pause, QueuedItem, QueueState, TextBlock
+from loop_protocol.v1.types import ImageBlock, Pause, QueuedItem, QueueState, SessionState, TextBlock
 
-from .terminal import ELLIPSIS, note, shortened
+from .reach import ANSWER
+from .terminal import ELLIPSIS, note, shortened, visible
 
 # Why it does not go on, and what makes it.
 _PAUSED: dict[Pause, tuple[str, str]] = {
     "stopped": ("the run was stopped", "`loopctl resume{of}` goes on"),
-    "error": ("the last run failed", "`loopctl resume{of}` goes on"),
+    "error": ("a run failed", "`loopctl resume{of}` goes on"),
     "save_failed": ("the conversation is not saved", "`loopctl flush{of}` saves it and goes on"),
     "draining": ("the daemon takes no new work", "`loopctl drain --cancel` lets it go on"),
 }
-_NOT_ACCEPTED = "`loopctl queue edit` or `remove` changes it, `loopctl resume{of}` tries again"
+# An edit of its text would not help: what a model does not take are the images, and they stay.
+_NOT_ACCEPTED = "`loopctl queue{of} remove` takes it out, `loopctl resume{of}` tries again"
 LINE = 60
 
 
@@ -49,6 +54,13 @@ def tell_if_paused(queue: QueueState, of: str = "") -> None:
         note(f"{described(queue, of)}; `loopctl queue{of}` shows what waits")
 
 
+def tell_if_paused_now(client: Client, session_id: str, of: str = "") -> None:
+    """The same of a session whose queue is not known; one that was closed meanwhile has none."""
+    with suppress(RpcError):
+        state: SessionState = client.call("session/state", {"sessionId": session_id}, timeout=ANSWER)
+        tell_if_paused(state.queue, of)
+
+
 def label(item: QueuedItem | QueueResult, limit: int | None = None) -> str:
     """An input in one line: the first one of its text in at most ``limit`` columns, and its images by their size."""
     text = "".join(block.text for block in item.content if isinstance(block, TextBlock))
@@ -56,7 +68,7 @@ def label(item: QueuedItem | QueueResult, limit: int | None = None) -> str:
     first, *more = text.strip().splitlines() or [""]
     line = f"{first} {ELLIPSIS}" if more else first
     if limit is not None:
-        line = shortened(line, max(1, limit - len(" ".join(["", *images]))))
+        line = shortened(visible(line), max(1, limit - len(" ".join(["", *images]))))
     return " ".join([*([line] if line else []), *images])
 
 

@@ -80,8 +80,8 @@ class Runs:
             core.queue.lift()
             return self._begin(core.begin_resume(anchor))
         if not core.queue.items:
-            how = "ends with a whole answer" if core.history.messages else "is empty"
-            raise Declined("nothing_to_resume", f"the conversation {how}; send a prompt")
+            end = "ends with a whole answer" if core.history.messages else "has no message yet"
+            raise Declined("nothing_to_resume", f"the conversation {end}; send a prompt")
         item = core.queue.items[0]
         message = self._message(item.content)
         core.queue.lift()

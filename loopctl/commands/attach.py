@@ -35,7 +35,10 @@ def attach(ctx: click.Context, session: str | None, runtime: str | None, since: 
         queue = QueueNews(attached.state.queue if attached.state else None, of)
         if attached.state is not None and not json:
             _show_state(view, attached.state, of)
-        return _watch(client, view, queue, interrupts, json=json)
+        try:
+            return _watch(client, view, queue, interrupts, json=json)
+        finally:
+            view.end_line()
 
 
 def _show_state(view: View, state: SessionState, of: str) -> None:
@@ -62,5 +65,4 @@ def _watch(client: Client, view: View, queue: QueueNews, interrupts: Interrupts,
             view.show(notification.params)
         if notification.params is not None and isinstance(notification.params.event, SessionClosed):
             return OK
-    view.end_line()
     return INTERRUPTED

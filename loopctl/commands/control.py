@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import click
 import msgspec
 
-from loop_protocol.client import Client
-from loop_protocol.v1.errors import RpcError
-from loop_protocol.v1.methods import RuntimeRow
 from loop_protocol.v1.types import SessionState
 
 from ..exits import OK
@@ -19,7 +15,7 @@ from ..given import discard_option
 from ..opening import discarding
 from ..reach import ANSWER, daemon
 from ..terminal import told
-from ..waiting import tell_if_paused
+from ..waiting import tell_if_paused, tell_if_paused_now
 from ..whereabouts import option_of, require_open, session_option
 
 _Decorator = Callable[[Any], Any]
@@ -46,11 +42,13 @@ def stop(ctx: click.Context, session: str | None, runtime: str | None, json: boo
         state: SessionState = client.call("session/state", {"sessionId": row.session_id}, timeout=ANSWER)
         if state.run is None:
             told(b'{"stopped":false}', "nothing is running", json=json)
-            return _tell_waiting(state, row)
+            tell_if_paused(state.queue, option_of(row))
+            return OK
         request = {"sessionId": row.session_id, "runId": state.run.run_id}
         raw = client.call_raw("session/stop", request, timeout=ANSWER)
         told(raw, "stopped" if _is_true(raw, "stopped") else "it was over already", json=json)
-        return _tell_waiting(_now(client, row), row)
+        tell_if_paused_now(client, row.session_id, option_of(row))  # it does not start by itself (Q-3)
+        return OK
 
 
 @click.command()
@@ -61,22 +59,8 @@ def abort(ctx: click.Context, session: str | None, runtime: str | None, json: bo
         row = require_open(client, session=session, runtime=runtime, running=True)
         raw = client.call_raw("session/abort", {"sessionId": row.session_id}, timeout=ANSWER)
         told(raw, "aborted" if _is_true(raw, "stopped") else "nothing was running", json=json)
-        return _tell_waiting(_now(client, row), row)
-
-
-def _now(client: Client, row: RuntimeRow) -> SessionState | None:
-    """None: it was closed meanwhile."""
-    with suppress(RpcError):
-        state: SessionState = client.call("session/state", {"sessionId": row.session_id}, timeout=ANSWER)
-        return state
-    return None
-
-
-def _tell_waiting(state: SessionState | None, row: RuntimeRow) -> int:
-    """What waits does not start by itself after a stop (Q-3)."""
-    if state is not None:
-        tell_if_paused(state.queue, option_of(row))
-    return OK
+        tell_if_paused_now(client, row.session_id, option_of(row))  # it does not start by itself (Q-3)
+        return OK
 
 
 @click.command()

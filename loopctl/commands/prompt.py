@@ -16,7 +16,7 @@ from loop_protocol.v1.errors import RpcError
 from loop_protocol.v1.methods import PromptResult, QueueResult
 
 from .. import keys
-from ..exits import REFUSED, Failure, refusal
+from ..exits import OK, REFUSED, Failure, refusal
 from ..given import content, model_option, run_options
 from ..interrupts import Interrupts
 from ..opening import Place, Way, Wish, enter
@@ -24,6 +24,7 @@ from ..reach import ANSWER, daemon
 from ..running import Following, crash_told, followed, left_alone
 from ..terminal import note
 from ..turn import Turn
+from ..waiting import tell_if_paused_now
 from .recover import recovered_first
 
 PERMISSIONS = ["read-only", "workspace-write", "danger-full-access"]
@@ -78,7 +79,10 @@ def prompt(
             deadline = None if timeout is None else time.monotonic() + timeout
             _say_if_practising(client, place, wish)
             if no_wait:
-                return left_alone(accepted | {"sessionId": place.state.session_id}, json=json)
+                left_alone(accepted | {"sessionId": place.state.session_id}, json=json)
+                if "itemId" in accepted:
+                    tell_if_paused_now(client, place.state.session_id, of)
+                return OK
             following = _followed_from(client, place, accepted, interrupts, deadline=deadline, of=of, json=json)
             return followed(following, place.state, interrupts, deadline=deadline, of=of)
 

@@ -20,7 +20,7 @@ from ..exits import OK, REFUSED, USAGE, Failure
 from ..given import content
 from ..reach import ANSWER, daemon
 from ..terminal import columns, document, note, table, told
-from ..waiting import described, label
+from ..waiting import described, label, tell_if_paused_now
 from ..whereabouts import option_of, require_open, session_option
 
 _HEADING = ["", "ID", "", "INPUT"]
@@ -38,6 +38,16 @@ def _options(command: Callable[..., int]) -> Any:
 
     option = click.option("--json", "json", is_flag=True, help="Print the method's result.")
     return session_option(option(click.pass_context(given)))
+
+
+def _beginning(_ctx: click.Context, _argument: click.Parameter, value: str) -> str:
+    """Every id begins with the empty one."""
+    if not value:
+        raise click.BadParameter("it is empty; `loopctl queue` lists ids")
+    return value
+
+
+_id_argument = click.argument("id", callback=_beginning)
 
 
 @click.group(invoke_without_command=True)
@@ -71,12 +81,15 @@ def add(ctx: click.Context, text: str | None, steer: bool, session: str | None, 
     sent = content(text)
     with _queue_of(ctx, session) as queued:
         raw = queued.ask("queue/add", content=sent, steer=steer)
-    added = msgspec.json.decode(raw, type=QueueResult)
-    return told(raw, f"itemId {added.item_id}" if added.run_id is None else f"runId {added.run_id}", json=json)
+        added = msgspec.json.decode(raw, type=QueueResult)
+        told(raw, f"itemId {added.item_id}" if added.run_id is None else f"runId {added.run_id}", json=json)
+        if added.run_id is None:
+            tell_if_paused_now(queued.client, queued.row.session_id, queued.of)
+    return OK
 
 
 @queue.command(short_help="Put TEXT in the place of an input.")
-@click.argument("id")
+@_id_argument
 @click.argument("text", required=False)
 @click.option("--steer/--no-steer", default=None, help="Let it enter the run that goes on, or wait for its end.")
 @_options
@@ -100,7 +113,7 @@ def edit(ctx: click.Context, id: str, text: str | None, steer: bool | None, sess
 
 
 @queue.command(short_help="Let an input have its turn sooner, or later.")
-@click.argument("id")
+@_id_argument
 @click.argument("position", type=click.IntRange(min=0))
 @_options
 def move(ctx: click.Context, id: str, position: int, session: str | None, json: bool) -> int:
@@ -111,7 +124,7 @@ def move(ctx: click.Context, id: str, position: int, session: str | None, json: 
 
 
 @queue.command(short_help="Take an input out.")
-@click.argument("id")
+@_id_argument
 @_options
 def remove(ctx: click.Context, id: str, session: str | None, json: bool) -> int:
     """Take ID out of the queue: it is never sent."""
@@ -137,7 +150,7 @@ class _Queue:
 
     def find(self, id: str) -> QueuedItem | None:
         """The one that is meant. None: it does not wait, and the daemon knows why."""
-        meant = [item for item in self.state().items if id and item.item_id.startswith(id)]
+        meant = [item for item in self.state().items if item.item_id.startswith(id)]
         if len(meant) > 1:
             raise Failure(f"several begin with {id}: {', '.join(item.item_id for item in meant)}", USAGE)
         return meant[0] if meant else None
@@ -180,4 +193,6 @@ def _row(position: int, item: QueuedItem) -> list[str]:
 
 def _told(raw: bytes, done: str, *, json: bool) -> int:
     item = msgspec.json.decode(raw, type=QueueResult)
-    return told(raw, f"{done} {item.item_id}: {label(item, columns())}", json=json)
+    said = f"{done} {item.item_id}{' (steers)' * item.steer}: "
+    width = columns()
+    return told(raw, said + label(item, None if width is None else max(20, width - len(said))), json=json)

@@ -25,7 +25,8 @@ from .recover import recovered_first
 def resume(ctx: click.Context, session: str | None, json: bool, no_wait: bool, timeout: float | None) -> int:
     """Go on with work that was stopped or failed, and then with the inputs that wait; stream the answer.
 
-    In the session that is open for this directory, else in its latest saved one. Nothing is sent a second time.
+    In the session that is open for this directory, else in its latest saved one. No prompt and no tool
+    call is repeated.
     """
     if no_wait and timeout is not None:
         raise click.UsageError("--no-wait does not go with --timeout")

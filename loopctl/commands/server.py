@@ -55,7 +55,7 @@ def tell_queued(client: Client) -> int:
     """Before a daemon ends: how many inputs it has alone. Their number."""
     queued = sum(row.queued for row in runtimes(client))
     if queued:
-        note(f"{counted(queued)} would go with the daemon: its memory alone has them, `loopctl runtimes` says where")
+        note(f"{counted(queued)}, in the daemon's memory only: what has not started when it ends is lost")
     return queued
 
 
@@ -116,7 +116,7 @@ def drain(ctx: click.Context, deadline: float | None, exits: bool, rescue: bool,
         out_line(_told(result))
         tell_rescued(result.rescued)
         if result.draining and not result.exiting:
-            note(f"no new work is taken{_held(result.queued)} until `loopctl drain --cancel`")
+            note(f"no new work is taken until `loopctl drain --cancel`{_held(result.queued)}")
     if result.exiting:
         tell_dropped(result.queued, queued)
     tell_unsaved(result.pending_saves)
@@ -124,7 +124,8 @@ def drain(ctx: click.Context, deadline: float | None, exits: bool, rescue: bool,
 
 
 def _held(queued: int) -> str:
-    return f", and {counted(queued)} {'waits' if queued == 1 else 'wait'}," if queued else ""
+    """A run that the drain had to stop pauses the queue for longer than the drain (Q-3)."""
+    return f"; {counted(queued)} {'waits' if queued == 1 else 'wait'}, `loopctl queue` says for what" if queued else ""
 
 
 def _told(result: DrainResult) -> str:

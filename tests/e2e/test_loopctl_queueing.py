@@ -220,7 +220,7 @@ def test_inputs_that_go_with_the_daemon_are_named_before(world: World) -> None: 
     assert world.loopctl("stop").returncode == 0
     stop = world.loopctl("daemon", "stop")
     assert stop.returncode == 0
-    assert "1 queued input would go with the daemon" in stop.stderr
+    assert "1 queued input, in the daemon's memory only" in stop.stderr
     ended(run)
     code, _, err = ended(waiting)
     assert code == 5

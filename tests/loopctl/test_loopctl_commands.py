@@ -338,6 +338,42 @@ def test_ctrl_c_ends_the_watching_only(socket_path: str, cwd: str, loopctl: Loop
     assert [name for name, _ in daemon.requests] == ["initialize", "runtime/list", "runtime/attach"]
 
 
+def test_a_daemon_lost_while_watching_is_told_in_a_line_of_its_own(
+    socket_path: str, cwd: str, loopctl: Loopctl
+) -> None:
+    def die(peer: Peer) -> None:
+        for event in conversation(*says("half an answer"))[:4]:
+            peer.event(event)
+        peer.hang_up()
+
+    script = {
+        "runtime/list": {"runtimes": [row(cwd)]},
+        "runtime/attach": Then({"seq": 0, "state": state(cwd)}, die),
+    }
+    with ScriptedDaemon(socket_path, script):
+        ran = loopctl("attach")
+    assert ran.code == 69
+    assert ran.out.endswith("half\n")
+
+
+def test_a_save_that_fails_is_told_once_to_who_watches(socket_path: str, cwd: str, loopctl: Loopctl) -> None:  # S-14
+    failed = {"type": "save_failed", "reason": "disk full"}
+    settled = {"outcome": "success", "saved": False, "error": {"kind": "save_failed", "message": "disk full"}}
+    events = [failed, {"type": "run_settled", "runId": "run1", **settled}]
+
+    def play(peer: Peer) -> None:
+        for event in [*events, {"type": "session_closed", "reason": "disposed"}]:
+            peer.event(event)
+
+    script = {
+        "runtime/list": {"runtimes": [row(cwd)]},
+        "runtime/attach": Then({"seq": 0, "state": state(cwd)}, play),
+    }
+    with ScriptedDaemon(socket_path, script):
+        ran = loopctl("attach")
+    assert ran.err.count("disk full") == 1
+
+
 # --- the log ----------------------------------------------------------------------------------------------------------
 
 

@@ -76,12 +76,12 @@ def test_options_may_stand_before_the_subcommand(socket_path: str, cwd: str, loo
     [
         (waiting(), "nothing waits"),
         (waiting(FIRST, paused="stopped"), "1 queued input, paused: the run was stopped; `loopctl resume` goes on"),
-        (waiting(FIRST, SECOND, paused="error"), "2 queued inputs, paused: the last run failed; `loopctl resume`"),
+        (waiting(FIRST, SECOND, paused="error"), "2 queued inputs, paused: a run failed; `loopctl resume`"),
         (waiting(FIRST, paused="save_failed"), "the conversation is not saved; `loopctl flush` saves it and goes on"),
         (waiting(FIRST, paused="draining"), "the daemon takes no new work; `loopctl drain --cancel` lets it go on"),
         (
             waiting(FIRST, paused="error", error=ErrorInfo("model_unavailable", "set X_KEY")),
-            "the next one was not accepted (set X_KEY); `loopctl queue edit` or `remove` changes it, `loopctl resume`",
+            "the next one was not accepted (set X_KEY); `loopctl queue remove` takes it out, `loopctl resume`",
         ),
     ],
 )
@@ -102,6 +102,21 @@ def test_at_a_terminal_a_line_is_as_wide_as_it(socket_path: str, cwd: str) -> No
     [line] = [line for line in terminal.shown.splitlines() if "aa11" in line]
     assert line.endswith("… (image/png, 12 KiB)")
     assert 56 <= len(line) + len(re.findall("[漢字]", line)) <= 60
+
+
+@pytest.mark.parametrize("arguments", [["queue"], ["queue", "remove", "aa11"]])
+def test_what_a_terminal_shows_as_escapes_is_cut_by_their_width(
+    socket_path: str, cwd: str, arguments: list[str]
+) -> None:  # K-45
+    hidden = item("aa11", "red \x1b[31m\u202e " * 20)
+    narrow = {**os.environ, "COLUMNS": "60"}
+    script = here(cwd, waiting(hidden)) | {"queue/remove": added(hidden)}
+    with ScriptedDaemon(socket_path, script), at_terminal(*arguments, env=narrow) as terminal:
+        assert terminal.ends() == 0
+    [line] = [line for line in terminal.shown.splitlines() if "aa11" in line]
+    assert "\\u001b[31m\\u202e" in line
+    assert line.endswith("…")
+    assert 50 <= len(line) <= 60
 
 
 def test_a_session_beside_that_of_this_directory_is_named_in_the_remedy(
@@ -138,6 +153,25 @@ def test_add_prints_the_id_or_that_of_the_run_that_began(socket_path: str, cwd: 
     assert steering["steer"] is True
 
 
+def test_add_to_a_paused_queue_says_that_it_does_not_go_on(socket_path: str, cwd: str, loopctl: Loopctl) -> None:
+    with ScriptedDaemon(socket_path, here(cwd, waiting(FIRST, paused="stopped")) | {"queue/add": added(FIRST)}):
+        ran = loopctl("queue", "add", "do this")
+    assert (ran.code, ran.out) == (0, "itemId aa11\n")
+    assert "1 queued input, paused: the run was stopped; `loopctl resume` goes on" in ran.err
+
+
+def test_a_session_that_is_gone_after_the_input_was_queued_changes_nothing(
+    socket_path: str, cwd: str, loopctl: Loopctl
+) -> None:
+    script = here(cwd, waiting(FIRST)) | {
+        "queue/add": added(FIRST),
+        "session/state": RpcError("session_closed", "gone"),
+    }
+    with ScriptedDaemon(socket_path, script):
+        ran = loopctl("queue", "add", "do this")
+    assert (ran.code, ran.out, ran.err) == (0, "itemId aa11\n", "")
+
+
 def test_add_and_edit_read_stdin_for_a_dash(
     socket_path: str, cwd: str, loopctl: Loopctl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,15 +199,18 @@ def test_edit_needs_no_revision_and_changes_only_what_is_said(
     script = here(cwd, waiting(SECOND, now)) | {"queue/edit": added(item("aa11", "other", revision=5))}
     with ScriptedDaemon(socket_path, script) as daemon:
         ran = loopctl("queue", "edit", "aa", *arguments)
+        daemon.answers["queue/edit"] = added(item("aa11", "other", revision=6, steer=True))
+        steering = loopctl("queue", "edit", "aa", "--steer")
     assert ran.out == "edited aa11: other\n"
-    assert daemon.asked("queue/edit") == [{"sessionId": "s1", "itemId": "aa11", "revision": 4} | changes]
+    assert steering.out == "edited aa11 (steers): other\n"
+    assert daemon.asked("queue/edit")[:1] == [{"sessionId": "s1", "itemId": "aa11", "revision": 4} | changes]
 
 
 def test_move_and_remove_take_the_beginning_of_an_id(socket_path: str, cwd: str, loopctl: Loopctl) -> None:
     script = here(cwd, waiting(FIRST, SECOND)) | {"queue/move": added(FIRST), "queue/remove": added(SECOND)}
     with ScriptedDaemon(socket_path, script) as daemon:
         assert loopctl("queue", "move", "aa", "1").out == "moved aa11: do this\n"
-        assert loopctl("queue", "remove", "ab2").out.startswith("removed ab22: and that …")
+        assert loopctl("queue", "remove", "ab2").out.startswith("removed ab22 (steers): and that …")
         ambiguous = loopctl("queue", "remove", "a")
     assert daemon.asked("queue/move") == [{"sessionId": "s1", "itemId": "aa11", "to": 1}]
     assert daemon.asked("queue/remove") == [{"sessionId": "s1", "itemId": "ab22"}]
@@ -208,7 +245,8 @@ def test_an_input_that_does_not_wait_any_more_is_told_by_the_daemon(
 
 @pytest.mark.parametrize(
     "arguments",
-    [["edit", "aa"], ["edit", "aa", " "], ["move", "aa", "x"], ["add", " "], ["nonsense"], ["add", "a", "b"]],
+    [["edit", "aa"], ["edit", "aa", " "], ["move", "aa", "x"], ["add", " "], ["nonsense"], ["add", "a", "b"]]
+    + [[command, "", *more] for command, *more in (["edit", "x"], ["move", "0"], ["remove"])],
 )
 def test_a_usage_error_asks_nobody(socket_path: str, loopctl: Loopctl, arguments: list[str]) -> None:
     with ScriptedDaemon(socket_path) as daemon:
@@ -298,7 +336,7 @@ def test_what_goes_with_the_daemon_is_said_before(
         ran = loopctl(*arguments)
     assert ran.code == 0
     assert said == [
-        "loopctl: 2 queued inputs would go with the daemon: its memory alone has them, `loopctl runtimes` says where\n"
+        "loopctl: 2 queued inputs, in the daemon's memory only: what has not started when it ends is lost\n"
     ]
     assert "loopctl: 3 queued inputs went with the daemon\n" in ran.err  # one came meanwhile
     with ScriptedDaemon(socket_path, script | {"server/drain": DRAINED | {"queued": 2}}):
@@ -309,7 +347,10 @@ def test_a_drain_that_stays_keeps_the_queue(socket_path: str, cwd: str, loopctl:
     drained = DRAINED | {"exiting": False, "queued": 1}
     with ScriptedDaemon(socket_path, here(cwd, waiting(FIRST)) | {"server/drain": drained}):
         ran = loopctl("drain")
-    assert ran.err == "loopctl: no new work is taken, and 1 queued input waits, until `loopctl drain --cancel`\n"
+    assert ran.err == (
+        "loopctl: no new work is taken until `loopctl drain --cancel`; 1 queued input waits, "
+        "`loopctl queue` says for what\n"
+    )
 
 
 # --- attach -----------------------------------------------------------------------------------------------------------

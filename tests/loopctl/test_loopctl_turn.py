@@ -13,7 +13,7 @@ from queueing import added, changed, item, waiting
 from scripted_daemon import Answer, Loopctl, Peer, ScriptedDaemon, Then, answering, conversation, running, says, state
 
 from loop_protocol.v1.errors import RpcError
-from loop_protocol.v1.types import ErrorInfo, ModelRef
+from loop_protocol.v1.types import ErrorInfo, ModelRef, QueuedItem, TextBlock
 
 OURS = item("aa11", "hello")
 OTHER = item("bb22")
@@ -38,6 +38,18 @@ def busy(cwd: str, *events: Any, ahead: Any = (), then: Callable[[Peer], None] |
 
     now = state(cwd, queue=queue, run=running("run1"))
     return answering(cwd, run=running("run1")) | {"queue/add": add, "session/state": Then(now, play)}
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "index": 3, "content": [{"type": "text", "text": text}], "timestamp": 1}
+
+
+def enters(one: QueuedItem) -> list[Any]:
+    """The message of an input that steers a run."""
+    message = {"messageId": f"u{one.item_id}", "index": 3}
+    [text] = [block.text for block in one.content if isinstance(block, TextBlock)]
+    start = {"type": "message_start", **message, "message": {"role": "user"}, "itemId": one.item_id}
+    return [start, {"type": "message_end", **message, "message": user(text)}]
 
 
 def interrupt(_: Peer) -> None:
@@ -70,8 +82,7 @@ def test_the_run_that_it_gets_gives_the_exit_code(socket_path: str, cwd: str, lo
     assert ran.code == 1
     assert "the run failed: no such model" in ran.err
     assert ran.err.endswith(
-        "loopctl: 1 queued input, paused: the last run failed; `loopctl resume` goes on; "
-        "`loopctl queue` shows what waits\n"
+        "loopctl: 1 queued input, paused: a run failed; `loopctl resume` goes on; `loopctl queue` shows what waits\n"
     )
 
 
@@ -102,6 +113,10 @@ def test_no_wait_prints_the_item_or_the_run(socket_path: str, cwd: str, loopctl:
         with ScriptedDaemon(socket_path, answering(cwd) | {"queue/add": answer}):
             ran = loopctl("prompt", "--queue", "--no-wait", "hello", *arguments)
         assert (ran.code, ran.err) == (0, "")
+        paused = state(cwd, queue=waiting(OURS, paused="stopped"))
+        with ScriptedDaemon(socket_path, answering(cwd) | {"queue/add": answer, "session/state": paused}):
+            told = loopctl("prompt", "--queue", "--no-wait", "hello", *arguments).err
+        assert ("1 queued input, paused: the run was stopped" in told) == (name == "itemId")
         if arguments:
             assert json.loads(ran.out) == {name: id, "sessionId": "s1"}
         else:
@@ -132,13 +147,24 @@ def test_a_list_from_before_it_was_added_says_nothing_of_it(socket_path: str, cw
 def test_an_input_that_steers_is_followed_to_the_end_of_the_run_that_it_entered(
     socket_path: str, cwd: str, loopctl: Loopctl
 ) -> None:  # Q-2
-    entered = {"type": "message_start", "messageId": "u", "index": 3, "message": {"role": "user"}, "itemId": "aa11"}
     end = {**SETTLED, "runId": "run1"}
-    events = [*says("before", message="m0"), entered, changed(waiting()), *says("after"), end]
+    events = [*says("before", message="m0"), *enters(OURS), changed(waiting()), *enters(OTHER), *says("after"), end]
     started = RpcError("queue_item_started", "it has started", runId="run1")
     with ScriptedDaemon(socket_path, busy(cwd, *events) | {"queue/edit": started}):
         ran = loopctl("prompt", "--queue", "hello")
     assert (ran.code, ran.out) == (0, "after\n")
+    assert ran.err.splitlines()[1:] == ["> later"]  # of others' words what is answered here, of ours nothing
+
+
+def test_a_prompt_shows_what_somebody_else_steers_it_with(socket_path: str, cwd: str, loopctl: Loopctl) -> None:  # Q-2
+    own = {"type": "message_end", "messageId": "u0", "index": 0, "message": user("hello")}
+    events = [own, *says("first", message="m0"), *enters(OTHER), *says("second"), {**SETTLED, "runId": "run1"}]
+    for start in ({}, {"itemId": "cc33"}):  # a prompt; an input that did not have to wait
+        begun = {"type": "message_start", "messageId": "u0", "index": 0, "message": {"role": "user"}} | start
+        run = {"type": "run_started", "runId": "run1", "operation": "prompt"} | start
+        with ScriptedDaemon(socket_path, answering(cwd, run, begun, *events)):
+            ran = loopctl("prompt", "hello")
+        assert (ran.code, ran.out, ran.err) == (0, "first\nsecond\n", "> later\n")
 
 
 # --- pauses -----------------------------------------------------------------------------------------------------------
@@ -173,8 +199,8 @@ def test_a_queue_that_is_paused_already_is_told_at_once(socket_path: str, cwd: s
     assert ran.code == 0
     assert ran.err == (
         "loopctl: queued behind 1; waits for its turn\n"
-        "loopctl: the queue is paused: the next one was not accepted (set X_KEY); `loopctl queue edit` or `remove` "
-        "changes it, `loopctl resume --session s1` tries again\n"
+        "loopctl: the queue is paused: the next one was not accepted (set X_KEY); `loopctl queue --session s1 "
+        "remove` takes it out, `loopctl resume --session s1` tries again\n"
     )
 
 

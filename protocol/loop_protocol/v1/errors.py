@@ -37,7 +37,7 @@ KINDS: dict[str, Kind] = {
     "runtime_not_found": Kind(APPLICATION, False, "no runtime with that id"),
     "run_not_found": Kind(APPLICATION, False, "no run with that id is remembered"),
     "nothing_to_resume": Kind(
-        APPLICATION, False, "the conversation ends with a whole answer, and no queue is paused: there is nothing to do"
+        APPLICATION, False, "the conversation is empty or ends with a whole answer, and no queue is paused"
     ),
     "queue_item_not_found": Kind(APPLICATION, False, "no such item waits in this queue; it may have been removed"),
     "queue_item_started": Kind(APPLICATION, False, "that item is part of the conversation by now: `data.runId`"),
