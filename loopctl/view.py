@@ -19,6 +19,7 @@ from loop_protocol.v1.events import (
     SaveFailed,
     SessionClosed,
     SessionReplaced,
+    SessionTitle,
     ToolExecutionEnd,
     ToolExecutionStart,
     ToolExecutionUpdate,
@@ -93,6 +94,11 @@ class View:
                 self.end_line()
                 lost = f"; `loopd rescue apply {rescue}` puts back what was unsaved" if rescue else ""
                 note(f"the session was closed: {reason}{lost}")
+            case SessionTitle(title=titled, error=failed) if self._prompts:
+                if titled is not None:
+                    self.aside(f"the title is now: {titled.text}")
+                if failed is not None:
+                    self.aside(f"no title came by itself: {failed.message}")
             case RunSettled() as settled if self._prompts:
                 self.end_line()
                 told = settled.error is not None and settled.error.message == self._unsaved

@@ -212,8 +212,9 @@ class _Context:
                 queue.leave(item)
                 raise
             self._core.enter(self._run, item, message, line)
-            self._titles.accept(message)
-            self._titles.announce()
+            if not self._run.aborted:  # it was being written already when the abort came (T-9)
+                self._titles.accept(message)
+                self._titles.announce()
             self._conversation.add(message)
             entered = True
         return entered

@@ -148,7 +148,7 @@ class Session:
         """Ask what goes on in it to end."""
         if self.run:
             self.run.stop()
-        self.titles.cancel()
+        self.titles.interrupt()
 
     @property
     def can_be_reopened(self) -> bool:
@@ -201,19 +201,20 @@ class Session:
         """What is unsaved goes to a rescue copy, which the last event names. Where no place takes one the session stays
         open, with a pending save: nothing is thrown away (S-25)."""
         log.error("session %s: a fault closes it", self.core.id, exc_info=fault)
+        self.titles.cancel()  # its text may never be told, and the session may stay open
         rescued, refusal = None, None
         if self.saving.unsaved and self.core.kind != "memory":
             try:
                 rescued = await self.saving.rescue()
             except StorageError as error:
                 refusal = str(error)
+        await self.titles.drain()  # nothing is told after the last event, and before it nothing gets the slot
         if self.core.run is run.state:
             self.core.abandon_run(run.state)
         if refusal is not None:
             log.error("session %s: no rescue copy: %s", self.core.id, refusal)
             self.core.fail_save(refusal)
             return
-        await self.titles.drain()  # nothing is told after the last event
         self.core.close("fault", rescued)
         self.end(None)
         self.on_fault(self)

@@ -41,8 +41,8 @@ from .storage import StorageError
 ANSWER = 256 * 1024
 # The title says of which messages it was made, and the file that it stands in has a limit.
 SOURCES = 50_000
-# So many texts are read at once before everybody else gets a turn.
-AT_ONCE = 100
+# Bytes of history that are read at once before everybody else gets a turn: pictures stand in the same lines.
+AT_ONCE = 64 * 1024
 
 log = logging.getLogger("loopd.title")
 _encode = msgspec.json.Encoder().encode
@@ -107,16 +107,26 @@ class TitleWorker:
             self._current.announced.set()
 
     def cancel(self) -> bool:
-        """No title of older work is accepted from here on; whether there was any. ``settled`` waits for its end."""
+        """No title of older work is accepted from here on; whether there was any. ``end`` waits for it."""
         works = [work for work in (self._current, self._held) if work is not None and not work.stale]
         for work in works:
             work.scope.cancel()
         self._held = None
         return bool(works)
 
+    def interrupt(self) -> None:
+        """No request goes on from here on. A title that waits for a flush still does."""
+        if self._current:
+            self._current.scope.cancel()
+
     @property
     def busy(self) -> bool:
         return self._current is not None
+
+    @property
+    def end(self) -> Callable[[], Awaitable[None]]:
+        """Waits for what goes on now, and for nothing that comes later: who cancels does not wait for newer work."""
+        return self._current.done.wait if self._current else trio.lowlevel.checkpoint
 
     async def settled(self) -> None:
         """Until nothing goes on here. A finished title that waits for a flush does not count (T-9)."""
@@ -126,7 +136,7 @@ class TitleWorker:
     async def drain(self) -> None:
         """Cancel and wait: no request and no write of a title is open then."""
         self.cancel()
-        await self.settled()
+        await self.end()
 
     def begin_refresh(self) -> Callable[[], Awaitable[Title]]:
         """Older work is stale; what this answers generates the title, and can be cancelled from now on."""
@@ -200,7 +210,8 @@ class TitleWorker:
             return
         if contained and work.error is not None and not work.stale:
             error = _described(work.error)
-            log.warning("session %s: no title: %s", self._core.id, error.message)
+            # Its kind alone: a service's own words may quote the conversation, which is in no log.
+            log.warning("session %s: no title: %s", self._core.id, error.kind)
             self._core.titles.fail(error, spent)
         else:
             self._core.titles.spend(spent)
@@ -235,18 +246,24 @@ class TitleWorker:
         history, limit = self._core.history, self.policy.max_input_bytes
         if len(sources) > SOURCES:
             raise TitleFailed("input_too_large", f"there are more than {SOURCES} texts")
+        too_large = TitleFailed("input_too_large", f"the texts have more than {limit} bytes as JSON")
         texts: list[str] = []
         size = 1  # the opening bracket; a comma or the closing one follows each text
+        if size + 4 * len(sources) > limit:  # each has a character, two quotes and what follows them
+            raise too_large
+        read = 0
         for index in sources:
-            message = decode_message(history.line(index))
+            line = history.line(index)
+            if (read := read + len(line)) > AT_ONCE:
+                await trio.lowlevel.checkpoint()
+                read = len(line)
+            message = decode_message(line)
             assert isinstance(message, UserMessage)
             text = text_of(message)
             size += 1 + (len(text) if len(text) > limit else len(_encode(text)))
             if size > limit:
-                raise TitleFailed("input_too_large", f"the texts have more than {limit} bytes as JSON")
+                raise too_large
             texts.append(text)
-            if len(texts) % AT_ONCE == 0:
-                await trio.lowlevel.checkpoint()
         return _encode(texts)
 
     async def _asked(self, ref: ModelRef, texts: bytes) -> Reply:

@@ -13,7 +13,7 @@ from ..exits import INTERRUPTED, OK
 from ..interrupts import Interrupts
 from ..reach import ANSWER, daemon
 from ..terminal import note, out_line
-from ..view import View
+from ..view import View, title_of
 from ..waiting import QueueNews, described
 from ..whereabouts import option_of, require_open, session_option
 
@@ -43,6 +43,9 @@ def attach(ctx: click.Context, session: str | None, runtime: str | None, since: 
 
 def _show_state(view: View, state: SessionState, of: str) -> None:
     where = state.path or f"session {state.session_id} (in memory)"
+    note(title_of(state))
+    if state.title_error is not None:
+        note(f"no title came by itself: {state.title_error.message}")
     note(f"{where}: {state.live_count} messages, {state.model}, {state.permission}, {state.operation or 'idle'}")
     if waiting := described(state.queue, of):
         note(f"{waiting}; `loopctl queue{of}` shows what waits")

@@ -100,14 +100,17 @@ def session_resume(call: Call, params: m.SessionParams) -> m.ResumeResult:
 def session_abort(call: Call, params: m.SessionParams) -> m.StopResult | Callable[[], Awaitable[m.StopResult]]:
     session = call.runtimes.session(params.session_id)
     run = session.runs.stop()
+    if run is not None:
+        run.state.aborted = True
     session.titles.cancel()
+    end = session.titles.end
     if run is None and not session.titles.busy:
         return m.StopResult(False)
 
     async def drained() -> m.StopResult:
         if run is not None:
             await run.done.wait()
-        await session.titles.settled()
+        await end()
         return m.StopResult(run is not None and run.state.stop_requested)
 
     return drained

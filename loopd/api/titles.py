@@ -58,10 +58,10 @@ def title_wait(call: Call, params: m.SessionParams) -> Callable[[], Awaitable[m.
 def title_cancel(call: Call, params: m.SessionParams) -> Callable[[], Awaitable[m.TitleCancelResult]]:
     session = call.runtimes.session(params.session_id)
     session.require(Operation.CANCEL_TITLE)
-    cancelled = session.titles.cancel()
+    cancelled, end = session.titles.cancel(), session.titles.end
 
     async def drained() -> m.TitleCancelResult:
-        await session.titles.settled()
+        await end()
         return m.TitleCancelResult(cancelled)
 
     return drained

@@ -14,7 +14,8 @@ from .timings import Stopwatch
 @dataclass(slots=True)
 class RunState:
     """One accepted prompt, or the resumption of one. The outcome is ``cancelled`` if and only if ``stop_requested``
-    (I-1). ``item_id``: it was queued. ``steered``: the requests of queued inputs that entered it later.
+    (I-1). ``aborted``: what still enters it asks for no title either. ``item_id``: it was queued. ``steered``: the
+    requests of queued inputs that entered it later.
 
     ``journalled``: what it finishes is kept beside the session; None before its first message, False once that failed
     (S-26).
@@ -28,6 +29,7 @@ class RunState:
     steered: list[Request] = field(default_factory=list)
     generating: bool = True
     stop_requested: bool = False
+    aborted: bool = False
     journalled: bool | None = None
     result: RunResult | None = None
 

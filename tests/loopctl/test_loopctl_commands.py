@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from scripted_daemon import (
     Loopctl,
@@ -26,6 +27,7 @@ from scripted_daemon import (
 
 from loop_protocol import client as client_module
 from loop_protocol.v1.errors import RpcError
+from loop_protocol.v1.types import ErrorInfo, Title
 
 EMPTY = {"sessions": [], "damaged": [], "legacy": [], "unsupported": 0}
 STATUS = {
@@ -323,6 +325,34 @@ def test_attach_shows_what_others_do_until_the_session_closes(socket_path: str, 
     assert "> hi\n" in human.err
     assert "closed: disposed" in human.err
     assert [json.loads(line)["event"]["type"] for line in lines][-1] == "session_closed"
+
+
+def test_attach_tells_the_title_what_becomes_of_it_and_why_none_came(
+    socket_path: str, cwd: str, loopctl: Loopctl
+) -> None:  # T-11, T-12
+    made = {"text": "Project startup", "source": "model", "messageIndices": [0]}
+    failed = {"kind": "timeout", "message": "ollama/qwen did not answer"}
+    spent = {"inputTokens": 3, "outputTokens": 1}
+
+    def play(peer: Peer) -> None:
+        for event in ({"title": made, "usage": spent}, {"error": failed}, {"usage": spent}):
+            peer.event({"type": "session_title", **event})
+        peer.event({"type": "session_closed", "reason": "disposed"})
+
+    before = state(cwd, title=Title(text="Explain it", source="fallback", message_indices=[0]))
+    before = msgspec.structs.replace(before, title_error=ErrorInfo("auth", "no key"))
+    script = {
+        "runtime/list": {"runtimes": [row(cwd)]},
+        "runtime/attach": lambda *_: Then({"seq": 0, "state": before}, play),
+    }
+    with ScriptedDaemon(socket_path, script):
+        told = loopctl("attach").err.splitlines()
+    assert told[0] == "loopctl: Explain it"
+    assert [line for line in told[1:] if " title " in line] == [
+        "loopctl: no title came by itself: no key",
+        "loopctl: the title is now: Project startup",
+        "loopctl: no title came by itself: ollama/qwen did not answer",
+    ]
 
 
 def test_ctrl_c_ends_the_watching_only(socket_path: str, cwd: str, loopctl: Loopctl) -> None:
