@@ -467,7 +467,8 @@ class QueueAddParams(Params, frozen=True, kw_only=True):
 
 class QueueEditParams(Params, frozen=True, kw_only=True):
     """``revision``: the one that the change is made on; an older one is a ``conflict`` with ``data.revision``. A string
-    as ``content`` replaces the text and keeps the images, blocks replace all."""
+    as ``content`` replaces the text and keeps the images, blocks replace all. What changes nothing raises no revision.
+    """
 
     session_id: Identifier
     item_id: ItemId
