@@ -398,6 +398,38 @@ async def test_a_rename_while_a_generation_hangs_stays_when_that_answers(tmp_pat
         assert await agreed(world, wire, opened) == by_hand("Mine")
 
 
+@pytest.mark.parametrize("method", ["newSession", "switchSession"])
+async def test_no_session_takes_the_place_of_one_whose_title_is_still_asked_for(
+    method: str, tmp_path: Path
+) -> None:  # T-10, R-4
+    gate = trio.Event()
+
+    async def hangs_on(*_: Any) -> Reply:
+        with trio.CancelScope(shield=True):
+            await gate.wait()
+        return text("Too late")
+
+    namer = Namer([hangs_on])
+    async with running(tmp_path, model=talks(), titles=namer) as world:
+        wire, watching = await world.connect(), await world.connect()
+        there = await watching.open(world, runtimeId="new", attach=False)
+        await watching.call("runtime/dispose", {"runtimeId": there["runtimeId"]})
+        opened = await wire.open(world, title=FIRST)
+        await say(wire, opened)
+        await namer.requests(1)
+        saved = len((await watching.call("session/list", {"cwd": world.cwd}))["sessions"])
+        more = {"path": there["path"]} if method == "switchSession" else {}
+        replacing = await wire.request(f"runtime/{method}", {"runtimeId": opened["runtimeId"], **more})
+        await trio.testing.wait_all_tasks_blocked(0.02)
+        rows = (await watching.call("session/list", {"cwd": world.cwd}))["sessions"]
+        gate.set()
+        assert len(rows) == saved
+        assert [row["path"] for row in rows if row["live"]] == [opened["path"]]
+        assert (await wire.answer(replacing))["sessionId"] != opened["sessionId"]
+        assert namer.open == 0
+        assert await on_disk(world, opened) == first_words("Explain the project")
+
+
 async def test_what_goes_wrong_with_a_stale_title_is_not_told(tmp_path: Path) -> None:  # T-10, T-11
     async def breaks_when_cancelled(*_: Any) -> Reply:
         try:
