@@ -15,7 +15,7 @@ import pytest
 import scripted_provider as scripted
 import trio
 from dialects import Call, Dialect, Text, Thinking
-from inprocess import Wire, World, running
+from inprocess import Probe, Wire, World, running
 from titling import agreed, first_words, say, state, title, told
 from trio.testing import MockClock
 
@@ -42,7 +42,7 @@ def api(dialect: Dialect) -> str:
 
 @pytest.fixture
 async def world(tmp_path: Path, models: Catalogue) -> AsyncIterator[World]:
-    async with running(tmp_path, models=models) as world:
+    async with running(tmp_path, models=models, tools=[Probe()]) as world:
         yield world
 
 

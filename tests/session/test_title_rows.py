@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 import trio
-from inprocess import Models, PlayedModel, Wire, call, running, text
+from inprocess import Models, PlayedModel, Probe, Wire, call, running, text
 from test_saving import Breaking
 from titling import (
     ALL,
@@ -321,7 +321,7 @@ async def test_the_request_is_a_turn_of_its_own_that_the_conversation_has_nothin
         return text("hi")
 
     namer = Namer([Reply([TextBlock("A name")], Usage(100, 20), "stop")])
-    async with running(tmp_path, model=PlayedModel([remembers]), titles=namer) as world:
+    async with running(tmp_path, model=PlayedModel([remembers]), titles=namer, tools=[Probe()]) as world:
         wire = await world.connect()
         opened = await wire.open(world, title=ALL | {"maxOutputTokens": 99})
         await say(wire, opened, 'Sag "hallo" 🙂')
