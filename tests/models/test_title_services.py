@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ import pytest
 import scripted_provider as scripted
 import trio
 from dialects import Call, Dialect, Text, Thinking
-from inprocess import Wire, World, running
+from inprocess import Probe, Wire, World, running
 from titling import agreed, first_words, say, state, title, told
 from trio.testing import MockClock
 
@@ -39,7 +42,7 @@ def api(dialect: Dialect) -> str:
 
 @pytest.fixture
 async def world(tmp_path: Path, models: Catalogue) -> AsyncIterator[World]:
-    async with running(tmp_path, models=models) as world:
+    async with running(tmp_path, models=models, tools=[Probe()]) as world:
         yield world
 
 
@@ -172,6 +175,41 @@ async def test_a_service_that_hangs_is_left_at_its_deadline_or_before(
     if ends != "dispose":
         shown = await agreed(world, wire, opened)
         assert shown["text"] == ("Mine" if ends == "rename" else SAYS)
+
+
+async def test_the_older_request_is_closed_before_a_newer_text_is_asked_for(
+    world: World, provider: scripted.ScriptedProvider, dialect: Dialect
+) -> None:  # T-10
+    """As the provider's own sockets know it, whoever of the two tasks there is first."""
+    hanging: list[trio.SocketStream] = []
+    still_open: list[int] = []
+
+    async def hangs(stream: trio.SocketStream) -> None:
+        still_open.append(sum(not _was_closed(one) for one in hanging))
+        hanging.append(stream)
+        await stream.send_all(scripted.STREAM)
+        assert await stream.receive_some() == b""
+        hanging.remove(stream)
+
+    provider.script = hangs
+    wire, opened = await _opened(world, mode="all-prompts")
+    for number in range(1, 10):
+        await say(wire, opened, f"text {number}")
+        with trio.fail_after(10):
+            while len(still_open) < number:  # noqa: ASYNC110 nothing tells
+                await trio.lowlevel.checkpoint()
+    provider.script = _whole(dialect, Text(["A name"]))
+    await say(wire, opened, "the last")
+    await title(wire, opened, "wait")
+    assert still_open == [0] * 9
+    assert len(provider.asked) == 10
+    assert (await agreed(world, wire, opened))["messageIndices"] == [0, 2, 4, 6, 8, 10, 12, 14, 16, 18]
+
+
+def _was_closed(stream: trio.SocketStream) -> bool:
+    with suppress(BlockingIOError), socket.socket(fileno=os.dup(stream.socket.fileno())) as peeked:
+        return peeked.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    return False
 
 
 async def test_the_deadline_covers_the_key_too(

@@ -6,12 +6,14 @@ After each the title in memory, on disk, in the last event and after reopening i
 from __future__ import annotations
 
 import errno
+import shutil
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import disks
 import msgspec
 import pytest
 import trio
@@ -38,6 +40,7 @@ from loop_protocol.v1.methods import METHODS
 from loopd import api
 from loopd.agent import ModelError, Reply
 from loopd.core.guards import Refused
+from loopd.core.state import SessionCore
 from loopd.session import Session
 from loopd.storage.fs import FileSystem
 
@@ -288,6 +291,57 @@ async def test_what_comes_while_a_title_is_written_is_written_after_it(
     assert (NAMED in titles) == (not fails)
 
 
+class Killed(disks.Steps):
+    """What a kill right before each call would leave of the session of ``core``, and which title was told by then."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.core: SessionCore | None = None
+        self.left: list[tuple[Path, Any]] = []
+
+    def step(self, name: str, args: tuple[Any, ...], go: Callable[[], Any]) -> Any:  # noqa: ARG002 see Steps
+        if self.core is not None:
+            path = Path(self.core.path or "")
+            told = msgspec.to_builtins(self.core.titles.current)
+            left = self.root / str(len(self.left)) / path.parent.name
+            shutil.copytree(path.parent, left)
+            self.left.append((left / path.name, told))
+        return go()
+
+
+async def test_wherever_a_kill_comes_the_title_that_was_told_or_the_next_one_is_there(tmp_path: Path) -> None:  # I-7
+    fs, gate = Killed(tmp_path / "left"), trio.Event()
+
+    async def waits(*_: Any) -> Reply:
+        await gate.wait()
+        return text("A name")
+
+    titles = [FIRST_WORDS, NAMED, by_hand("Mine"), made("Later", 0)]
+    async with running(tmp_path, model=talks(), titles=Namer([waits, text("Later")]), fs=fs) as world:
+        wire = await world.connect()
+        opened = await wire.open(world, title=FIRST)
+        await say(wire, opened, "first")
+        fs.core = world.session().core
+        gate.set()
+        await title(wire, opened, "wait")
+        await title(wire, opened, "rename", text="Mine")
+        await title(wire, opened, "refresh")
+        await wire.call("session/setModel", {"sessionId": opened["sessionId"], "model": OTHER})
+        fs.core = None
+        assert await agreed(world, wire, opened) == titles[-1]
+    seen = []
+    async with running(tmp_path) as world:
+        wire = await world.connect()
+        for path, told in fs.left:
+            session = {"kind": "open", "path": str(path)}
+            again = await wire.call("runtime/open", {"cwd": world.cwd, "session": session, "runtimeId": "new"})
+            seen.append(again["state"]["title"])
+            place = titles.index(told)
+            assert seen[-1] in titles[place : place + 2], path
+            await wire.call("runtime/dispose", {"runtimeId": again["runtimeId"]})
+    assert [one for at, one in enumerate(seen) if one != seen[at - 1] or not at] == titles
+
+
 # --- in the middle of the run that its text began
 
 RUNNING: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
@@ -396,6 +450,38 @@ async def test_a_rename_while_a_generation_hangs_stays_when_that_answers(tmp_pat
         assert await title(wire, opened, "wait") == {"title": by_hand("Mine")}
         assert (await state(wire, opened))["titleUsage"] == {"inputTokens": 3, "outputTokens": 1}
         assert await agreed(world, wire, opened) == by_hand("Mine")
+
+
+@pytest.mark.parametrize("method", ["newSession", "switchSession"])
+async def test_no_session_takes_the_place_of_one_whose_title_is_still_asked_for(
+    method: str, tmp_path: Path
+) -> None:  # T-10, R-4
+    gate = trio.Event()
+
+    async def hangs_on(*_: Any) -> Reply:
+        with trio.CancelScope(shield=True):
+            await gate.wait()
+        return text("Too late")
+
+    namer = Namer([hangs_on])
+    async with running(tmp_path, model=talks(), titles=namer) as world:
+        wire, watching = await world.connect(), await world.connect()
+        there = await watching.open(world, runtimeId="new", attach=False)
+        await watching.call("runtime/dispose", {"runtimeId": there["runtimeId"]})
+        opened = await wire.open(world, title=FIRST)
+        await say(wire, opened)
+        await namer.requests(1)
+        saved = len((await watching.call("session/list", {"cwd": world.cwd}))["sessions"])
+        more = {"path": there["path"]} if method == "switchSession" else {}
+        replacing = await wire.request(f"runtime/{method}", {"runtimeId": opened["runtimeId"], **more})
+        await trio.testing.wait_all_tasks_blocked(0.02)
+        rows = (await watching.call("session/list", {"cwd": world.cwd}))["sessions"]
+        gate.set()
+        assert len(rows) == saved
+        assert [row["path"] for row in rows if row["live"]] == [opened["path"]]
+        assert (await wire.answer(replacing))["sessionId"] != opened["sessionId"]
+        assert namer.open == 0
+        assert await on_disk(world, opened) == first_words("Explain the project")
 
 
 async def test_what_goes_wrong_with_a_stale_title_is_not_told(tmp_path: Path) -> None:  # T-10, T-11

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 import trio
-from inprocess import PlayedModel, Wire, call, running, text
+from inprocess import Models, PlayedModel, Probe, Wire, call, running, text
 from test_saving import Breaking
 from titling import (
     ALL,
@@ -38,7 +38,7 @@ from trio.testing import MockClock
 
 from loop_protocol.v1.errors import RpcError
 from loop_protocol.v1.types import ModelRef, TextBlock, ThinkingBlock, Usage
-from loopd.agent import ModelError, Reply
+from loopd.agent import Model, ModelError, Reply
 from loopd.agent.prompt import TITLE_PROMPT
 from loopd.config import Config, Default, TitlePolicy
 
@@ -247,6 +247,23 @@ async def test_a_title_names_its_model_without_effort_and_an_empty_session_has_n
         assert await agreed(world, wire, opened) == made("A name", 0)
 
 
+async def test_the_default_is_the_conversations_model_without_its_effort(tmp_path: Path) -> None:  # T-1, T-4
+    class Remembering(Models):
+        def resolve(self, ref: ModelRef) -> Model:
+            asked.append(ref)
+            return super().resolve(ref)
+
+    asked: list[ModelRef] = []
+    async with running(tmp_path, models=Remembering(talks("A name"))) as world:
+        wire = await world.connect()
+        model = {"provider": "scripted", "id": "thinker"}
+        opened = await wire.open(world, model=model | {"effort": "high"}, title={"mode": "first-prompt"})
+        await say(wire, opened)
+        await title(wire, opened, "wait")
+        assert set(asked) == {ModelRef("scripted", "thinker", "high"), ModelRef("scripted", "thinker")}
+        assert await agreed(world, wire, opened) == made("A name", 0) | {"model": model}
+
+
 async def test_a_title_of_messages_that_a_kill_takes_along_is_none(tmp_path: Path) -> None:  # T-4, I-7
     model = PlayedModel([hangs])
     async with running(tmp_path, model=model, titles=Namer()) as world:
@@ -304,7 +321,7 @@ async def test_the_request_is_a_turn_of_its_own_that_the_conversation_has_nothin
         return text("hi")
 
     namer = Namer([Reply([TextBlock("A name")], Usage(100, 20), "stop")])
-    async with running(tmp_path, model=PlayedModel([remembers]), titles=namer) as world:
+    async with running(tmp_path, model=PlayedModel([remembers]), titles=namer, tools=[Probe()]) as world:
         wire = await world.connect()
         opened = await wire.open(world, title=ALL | {"maxOutputTokens": 99})
         await say(wire, opened, 'Sag "hallo" 🙂')
@@ -509,7 +526,8 @@ async def test_a_finished_title_waits_for_the_flush_of_its_conversation(then: st
         gate.set()
         assert await title(wire, opened, "wait") == {"title": first_words(SAYS)}
         if then != "flush":
-            await wire.call(f"{'title' if then == 'cancel' else 'session'}/{then}", session)
+            answer = await wire.call(f"{'title' if then == 'cancel' else 'session'}/{then}", session)
+            assert answer == ({"cancelled": True} if then == "cancel" else {"stopped": False})
         fs.error = None
         assert (await wire.call("session/flush", session))["flushed"]
         assert await agreed(world, wire, opened) == (made("A name", 0) if then == "flush" else first_words(SAYS))
