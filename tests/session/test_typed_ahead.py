@@ -537,7 +537,8 @@ class TypedAhead(RuleBasedStateMachine):
         if play is not None:
             changes["content"] = self._text(play)
         edited = self._ask("queue/edit", itemId=item.id, revision=item.revision, **changes)
-        item.revision += 1
+        # What changes nothing is no edit.
+        item.revision += play is not None or changes.get("steer", item.steer) != item.steer
         item.said, item.steer = changes.get("content", item.said), changes.get("steer", item.steer)
         assert (edited["revision"], edited["steer"]) == (item.revision, item.steer)
         stale = self._refused("queue/edit", itemId=item.id, revision=item.revision - 1, content="never")
