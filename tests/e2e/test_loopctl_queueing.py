@@ -81,7 +81,10 @@ def test_an_order_is_changed_before_its_turn(world: World) -> None:  # Q-1
     assert [line.split() for line in lines] == [["0", three, "three"], ["1", one, "changed"]]
     watching = world.start("attach")
     assert watching.stderr is not None
-    assert b"2 queued inputs" in watching.stderr.readline() + watching.stderr.readline()
+    title, session, queue = (watching.stderr.readline() for _ in range(3))
+    assert b"echo at work" in title
+    assert b"2 messages" in session
+    assert b"2 queued inputs" in queue
     last = world.start("prompt", "--queue", "last")
     waits(last)
     open_gate(world)
