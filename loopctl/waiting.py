@@ -8,7 +8,6 @@ from contextlib import suppress
 from loop_protocol.client import Client
 from loop_protocol.v1.errors import RpcError
 from loop_protocol.v1.events import EventParams, EventsLost, MessageStart, QueueChanged, RunStarted, SessionReplaced
-from loop_protocol.v1.methods import QueueResult
 from loop_protocol.v1.types import ImageBlock, Pause, QueuedItem, QueueState, SessionState, TextBlock
 
 from .reach import ANSWER
@@ -61,7 +60,7 @@ def tell_if_paused_now(client: Client, session_id: str, of: str = "") -> None:
         tell_if_paused(state.queue, of)
 
 
-def label(item: QueuedItem | QueueResult, limit: int | None = None) -> str:
+def label(item: QueuedItem, limit: int | None = None) -> str:
     """An input in one line: the first one of its text in at most ``limit`` columns, and its images by their size."""
     text = "".join(block.text for block in item.content if isinstance(block, TextBlock))
     images = [f"({one.mime_type}, {_size(one.bytes or 0)})" for one in item.content if isinstance(one, ImageBlock)]

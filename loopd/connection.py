@@ -174,7 +174,7 @@ class Connection:
             raise RpcError("invalid_request", "this id is in flight already")
         if len(self._tails) >= IN_FLIGHT:
             raise RpcError("limit_exceeded", f"{IN_FLIGHT} requests may be in flight", limit="requestsInFlight")
-        self.daemon.count("requests")
+        self.daemon.services.count("requests")
         return api.TABLE[method.name](api.Call(self.daemon, self), params)
 
     def accept_handshake(self, *, can_approve: bool) -> None:

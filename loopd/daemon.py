@@ -299,9 +299,6 @@ class Daemon:
     def uptime_ms(self) -> int:
         return self.services.clock.boot_ms() - self._started_ms
 
-    def count(self, counter: str) -> None:
-        self.services.count(counter)
-
     def has_room(self, receiving: int) -> bool:
         """All clients' unfinished frames share one budget; a small one is always let in."""
         if receiving <= RECEIVING // CONNECTIONS:

@@ -62,14 +62,14 @@ class Runs:
         """Accept: from here on the prompt is kept. What can be checked is checked first (P-4): raises ``Refused``,
         ``ModelUnavailable``, ``UnsupportedInput`` and ``Declined``. No await, and no event before the reply is queued
         (D-2)."""
-        self._require(Operation.PROMPT)
+        self.require(Operation.PROMPT)
         message = self._message(content)
-        return self._begin(self._core.begin_run(message, request=request), message)
+        return self._begin(self._core.begin_run(message, request), message)
 
     def resume(self) -> Run:
         """Go on with the history as it is; where it ends with a whole answer, with a queue that is paused (Q-4). Raises
         what :meth:`prompt` raises."""
-        self._require(Operation.RESUME)
+        self.require(Operation.RESUME)
         core = self._core
         if (left := core.recoverable) is not None:
             text = "a crash cut off a run; session/recover takes over what it finished, then there is more to resume"
@@ -82,10 +82,9 @@ class Runs:
         if not core.queue.items:
             end = "ends with a whole answer" if core.history.messages else "has no message yet"
             raise Declined("nothing_to_resume", f"the conversation {end}; send a prompt")
-        item = core.queue.items[0]
-        message = self._message(item.content)
+        run = self._start(core.queue.items[0])
         core.queue.lift()
-        return self._begin(core.begin_run(message, request=item.request, item=item), message)
+        return run
 
     def add(self, content: list[UserBlock], *, steer: bool, request: Request | None) -> tuple[Item, Run | None]:
         """Queue an input. One that does not have to wait is a prompt, and is refused as one."""
@@ -97,8 +96,7 @@ class Runs:
             core.queue.add(item)
             self.start_queued()
             return item, None
-        message = self._message(content)
-        return item, self._begin(core.begin_run(message, request=request, item=item), message)
+        return item, self._start(item)
 
     def start_queued(self) -> None:
         """The slot may have become free: start what is next (Q-2). What is not acceptable stays where it is, and pauses
@@ -108,30 +106,34 @@ class Runs:
         if item is None:
             return
         try:
-            self._require(Operation.START_QUEUED)
-            message = self._message(item.content)
+            self.require(Operation.START_QUEUED)
+            self._start(item)
         except Refused as refused:
             if refused.condition in _PAUSING:
                 queue.pause(_PAUSING[refused.condition])
         except (ModelUnavailable, UnsupportedInput, Declined) as error:
             queue.pause("error", unacceptable(error))
-        else:
-            self._begin(self._core.begin_run(message, request=item.request, item=item), message)
+
+    def _start(self, item: Item) -> Run:
+        """Raises what :meth:`_message` raises, and then it is where it was."""
+        message = self._message(item.content)
+        return self._begin(self._core.begin_queued(message, item), message)
 
     def require_queue(self) -> None:
         """Raise ``Refused`` when the queue may not be changed now."""
         if self._core.disposing:  # what is added would go with the session, unseen
             raise Refused(Condition.CLOSED, Operation.CHANGE_QUEUE, None)
-        self._require(Operation.CHANGE_QUEUE)
+        self.require(Operation.CHANGE_QUEUE)
 
     def _may_start(self) -> bool:
         try:
-            self._require(Operation.START_QUEUED)
+            self.require(Operation.START_QUEUED)
         except Refused:
             return False
         return True
 
-    def _require(self, operation: Operation) -> None:
+    def require(self, operation: Operation) -> None:
+        """Raise ``Refused`` when ``operation`` may not happen now."""
         self._core.require(operation, draining=self._services.draining)
 
     def _message(self, content: list[UserBlock]) -> UserMessage:
@@ -161,9 +163,7 @@ class Runs:
                 core.complete_run(run.state, error)
                 await saving.save()
                 core.settle_run(run.state)
-            except (
-                Exception
-            ) as error:  # boundary: session supervisor; a bug closes this session, never the daemon (D-5)
+            except Exception as error:  # boundary: session supervisor; a bug closes this session alone (D-5)
                 await self.on_fault(run, error)
             self.current = None
             run.done.set()

@@ -108,7 +108,7 @@ def listen(path: str) -> Listener:
         try:
             _remove_stale(path)
             return Listener(_bind(path), path, lock=lock)
-        except BaseException:
+        except BaseException:  # whoever tries next must get the lock
             os.close(lock)
             raise
     except OSError as error:
@@ -159,7 +159,7 @@ def _bind(path: str) -> socket.socket:
         os.fchmod(sock.fileno(), 0o600)
         sock.bind(path)
         sock.listen(BACKLOG)
-    except BaseException:
+    except BaseException:  # nobody else has it yet
         sock.close()
         raise
     return sock

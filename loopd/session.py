@@ -161,7 +161,7 @@ class Session:
 
     def require(self, operation: Operation) -> None:
         """Raise ``Refused`` when ``operation`` may not happen now."""
-        self.core.require(operation, draining=self._services.draining)
+        self.runs.require(operation)
 
     def start(self, operation: Operation, work: Callable[[], Awaitable[T]]) -> Job[T]:
         """Take the slot and perform ``work`` in it. Raises ``Refused`` at once."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import asdict
+
 from loop_protocol.v1 import methods as m
 from loop_protocol.v1.types import ImageBlock
 
@@ -59,12 +61,4 @@ def _images(queue: Queue, item_id: str) -> list[ImageBlock]:
 
 
 def _result(item: Item, run_id: str | None = None) -> m.QueueResult:
-    shown = item.shown
-    return m.QueueResult(
-        item_id=shown.item_id,
-        revision=shown.revision,
-        content=shown.content,
-        steer=shown.steer,
-        created_at=shown.created_at,
-        run_id=run_id,
-    )
+    return m.QueueResult(**asdict(item.shown), run_id=run_id)

@@ -1,6 +1,6 @@
 """Inputs that wait for their turn: one ordered list per session, in memory only (Q-1…Q-5).
 
-Every change is decided at once and told as the whole list; ``session.py`` starts what is next, ``run.py`` lets in what
+Every change is decided at once and told as the whole list; ``runs.py`` starts what is next, ``run.py`` lets in what
 steers.
 """
 
@@ -20,7 +20,6 @@ from loop_protocol.v1.types import ErrorInfo, ImageBlock, Pause, QueuedItem, Que
 from .announce import Announce
 from .guards import Declined
 from .history import Request
-from .timings import Clock
 
 ITEMS = 256
 # Each change tells all of the text to every client, and it stays in memory with the images.
@@ -55,11 +54,10 @@ def new_item(content: list[UserBlock], *, steer: bool, now_ms: int, request: Req
 
 @dataclass(slots=True)
 class Queue:
-    """``paused`` and ``error`` as in ``QueueState``: only a queue with items is ever paused. ``refused`` is the
-    head that was not acceptable, and why."""
+    """``paused`` and ``error`` are as in ``QueueState``: only a queue with items is ever paused. ``refused`` is the
+    head that was not acceptable, with the reason."""
 
     announce: Announce
-    clock: Clock
     items: list[Item] = field(default_factory=list)
     paused: Pause | None = None
     refused: tuple[str, ErrorInfo] | None = None
@@ -74,7 +72,7 @@ class Queue:
     def state(self) -> QueueState:
         return QueueState([item.shown for item in self.items], self.paused, self.error)
 
-    def tell(self) -> None:
+    def _tell(self) -> None:
         state = self.state()
         self.announce.publish(QueueChanged(state.items, state.paused, state.error))
 
@@ -86,7 +84,7 @@ class Queue:
         if not self.items:
             self.paused = self.refused = None
         if self.state() != before:
-            self.tell()
+            self._tell()
 
     # --- what people do -----------------------------------------------------------------------------------------------
 
@@ -98,7 +96,7 @@ class Queue:
         """To the end. Raises ``Declined`` where it has no room."""
         self._require_room([*self.items, item])
         self.items.append(item)
-        self.tell()
+        self._tell()
 
     def edit(self, item_id: str, revision: int, content: list[UserBlock] | None, steer: bool | None) -> Item:
         """Raises ``Declined`` for an item that is gone, and where ``revision`` is not the one that it has. An edit that
@@ -117,7 +115,7 @@ class Queue:
         self.items[place] = edited
         if self.refused and self.refused[0] == item_id and content is not item.content:
             self.refused = None  # what it says now was not tried yet
-        self.tell()
+        self._tell()
         return edited
 
     def move(self, item_id: str, to: int) -> Item:
@@ -203,9 +201,8 @@ class Queue:
         """The run is over. What was to steer it becomes the head, in its order (Q-2): ordinary items from here on, or
         they would enter a run that nobody meant. ``reason``: the run did not end well."""
         with self._telling():
-            waiting = [
-                item for item in self.items if item.id not in self._started
-            ]  # a fault may have kept ``end`` away
+            # Of one that has started, a fault may have kept ``end`` away.
+            waiting = [item for item in self.items if item.id not in self._started]
             left = [_ordinary(item) for item in waiting if item.shown.steer]
             self.items = left + [item for item in waiting if not item.shown.steer]
             if reason is not None:

@@ -20,6 +20,7 @@ from loop_protocol.v1.types import (
     Outcome,
     Pause,
     Permission,
+    PromptTiming,
     Recoverable,
     RunResult,
     SessionKind,
@@ -72,7 +73,7 @@ class SessionCore:
     titles: Titles = field(init=False)
 
     def __post_init__(self) -> None:
-        self.queue = Queue(self.announce, self.clock)
+        self.queue = Queue(self.announce)
         self.titles = Titles(self.history, self.announce)
         self.transcript = Transcript(self.history, self.announce, self.clock)
 
@@ -121,14 +122,18 @@ class SessionCore:
 
     # These publish nothing, or the first event of a run would come before the reply that names it (D-2).
 
-    def begin_run(self, message: UserMessage, *, request: Request | None, item: Item | None = None) -> RunState:
-        """Accept a prompt: from here on it is kept whatever happens (I-2). ``item``: it was queued."""
+    def begin_run(self, message: UserMessage, request: Request | None) -> RunState:
+        """Accept a prompt: from here on it is kept whatever happens (I-2)."""
         self.history.append(message)
         run = self._begin(Operation.PROMPT, message.index, message.index)
         run.request = request
-        if item is not None:
-            run.item_id = item.id
-            self.queue.begin(item, run.id)
+        return run
+
+    def begin_queued(self, message: UserMessage, item: Item) -> RunState:
+        """The same of an input that was queued."""
+        run = self.begin_run(message, item.request)
+        run.item_id = item.id
+        self.queue.begin(item, run.id)
         return run
 
     def begin_resume(self, anchor: int) -> RunState:
@@ -168,17 +173,7 @@ class SessionCore:
         self.transcript.answer_open_calls()
         timing = run.watch.finish(self.clock, messages=self.history.messages, stopped=run.stop_requested)
         reported = error if outcome == "error" else None
-        self.history.append_run(
-            RunRecord(
-                run_id=run.id,
-                outcome=outcome,
-                timing=timing,
-                error=reported,
-                request_id=run.request.request_id if run.request else None,
-                digest=run.request.digest if run.request else None,
-                steered=run.steered,
-            )
-        )
+        self.history.append_run(_record(run, outcome, timing, reported))
         run.watch = Stopwatch(timing, run.watch.boot_ms)
         self.announce.publish(ev.PromptTimingEvent(timing))
 
@@ -222,14 +217,7 @@ class SessionCore:
     def record_if_cut_off(self, run: RunState) -> RunRecord:
         """What there is to say of a run whose end nobody saw: it has no finish, and none is inferred (P-6)."""
         error = ErrorInfo("interrupted", "the daemon ended in the middle of this run")
-        return RunRecord(
-            run_id=run.id,
-            outcome="error",
-            timing=run.watch.timing,
-            error=error,
-            request_id=run.request.request_id if run.request else None,
-            digest=run.request.digest if run.request else None,
-        )
+        return _record(run, "error", run.watch.timing, error)
 
     def take_over(self, message: Message, line: bytes) -> None:
         """The next of the finished messages of a run that a crash cut off (S-26)."""
@@ -305,3 +293,16 @@ class SessionCore:
         """The last event."""
         self.closed = True
         self.announce.publish(ev.SessionClosed(reason=reason, rescue=rescue))
+
+
+def _record(run: RunState, outcome: Outcome, timing: PromptTiming, error: ErrorInfo | None) -> RunRecord:
+    request = run.request
+    return RunRecord(
+        run_id=run.id,
+        outcome=outcome,
+        timing=timing,
+        error=error,
+        request_id=request.request_id if request else None,
+        digest=request.digest if request else None,
+        steered=run.steered,
+    )

@@ -85,7 +85,7 @@ def open_session(fs: FileSystem, path: str, *, durable: bool = True) -> tuple[Fi
         history = read_history(fs, directory, meta.committed, path=beside(path, HISTORY))
         store = FileStore(fs, path, directory, meta, document, len(history.lines), durable=durable)
         store.journal.look(meta.committed.commit_id, history)
-    except BaseException:
+    except BaseException:  # nobody has the session then, and nobody may be locked out of it
         with suppress(OSError):
             fs.close(directory)
         raise
@@ -311,6 +311,6 @@ class FileStore:
 def _closing_on_error(store: FileStore) -> Iterator[None]:
     try:
         yield
-    except BaseException:
+    except BaseException:  # nobody has the store then
         store.close()
         raise

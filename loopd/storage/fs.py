@@ -175,7 +175,7 @@ def replace_file(fs: FileSystem, name: str, blocks: Iterable[bytes], *, dir_fd: 
                 fs.fsync(fd)
             written = touched(fs.fstat(fd))
         fs.rename(beside, name, dir_fd=dir_fd)
-    except BaseException:
+    except BaseException:  # whatever it is, the attempt goes
         with suppress(OSError):  # a full disk must not stay full of our attempt
             fs.unlink(beside, dir_fd=dir_fd)
         raise

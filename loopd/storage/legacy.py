@@ -176,7 +176,7 @@ class _OldFile:
         fs = self.fs
         try:
             yield
-        except BaseException:
+        except BaseException:  # whatever it is, the attempt goes
             with suppress(OSError), opened(fs, beside, DIRECTORY, dir_fd=self.place) as directory:
                 for name, _ in fs.scan(directory):
                     fs.unlink(name, dir_fd=directory)

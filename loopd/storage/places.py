@@ -70,7 +70,7 @@ def lock(fs: FileSystem, path: str) -> int:
         holder = fs.lock_holder(directory)
         fs.close(directory)
         raise SessionLocked(path, holder) from None
-    except BaseException:
+    except BaseException:  # a lock that nobody has must not stay
         with suppress(OSError):
             fs.close(directory)
         raise

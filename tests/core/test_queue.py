@@ -16,7 +16,6 @@ from loop_protocol.v1.types import ErrorInfo, ImageBlock, Pause, TextBlock, User
 from loopd.core.guards import Declined
 from loopd.core.history import Request
 from loopd.core.queue import CHARACTERS, IMAGES, ITEMS, Item, Queue, new_item
-from loopd.core.timings import Clock
 
 REASONS: tuple[Pause, ...] = ("draining", "save_failed", "error", "stopped")  # the later one stays
 NOT_TAKEN = ErrorInfo("unsupported_input", "no images")
@@ -36,7 +35,7 @@ class Told:
 
 def a_queue(*words: str, steer: bool = False) -> tuple[Queue, list[Item], Told]:
     told = Told()
-    queue = Queue(told, Clock())
+    queue = Queue(told)
     items = [an_item(word, steer=steer) for word in words]
     for item in items:
         queue.add(item)
@@ -70,7 +69,7 @@ class AnyOrder(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.told = Told()
-        self.queue = Queue(self.told, Clock())
+        self.queue = Queue(self.told)
         self.model: list[tuple[str, int, bool]] = []
         self.paused: Pause | None = None
         self.error: tuple[str, ErrorInfo] | None = None  # of which item

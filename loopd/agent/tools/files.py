@@ -95,7 +95,7 @@ def replace_file(path: str, data: bytes, *, before: os.stat_result | None, umask
         _require_unchanged(path, before)
         trio.from_thread.check_cancelled()  # the last moment at which a stop means that nothing was done
         os.rename(beside, path)
-    except BaseException:
+    except BaseException:  # stopped or refused, nothing of the attempt stays
         with suppress(OSError):
             os.unlink(beside)
         raise

@@ -169,7 +169,7 @@ class Tree:
         _running[self.token] = self
         try:
             self._spawn(argv, cwd, env, umask)
-        except BaseException:
+        except BaseException:  # it did not come up: nobody may look for it
             _running.pop(self.token, None)
             self._settle()
             raise
@@ -190,7 +190,7 @@ class Tree:
                 start_new_session=True,
                 umask=umask,
             )
-        except BaseException:
+        except BaseException:  # there is no process to read from
             os.close(self._output)
             raise
         finally:

@@ -17,13 +17,13 @@ from .types import (
     Outcome,
     Params,
     Permission,
+    QueuedItem,
     RawMessage,
     RunResult,
     SessionKind,
     SessionRow,
     SessionState,
     Title,
-    UserBlock,
     Wire,
 )
 
@@ -490,14 +490,9 @@ class QueueRemoveParams(Params, frozen=True, kw_only=True):
     item_id: ItemId
 
 
-class QueueResult(Wire, frozen=True, kw_only=True):
+class QueueResult(QueuedItem, frozen=True, kw_only=True):
     """The item as it is now, or was when it was removed. ``run_id``: it did not have to wait, and started that run."""
 
-    item_id: str
-    revision: int
-    content: list[UserBlock]
-    steer: bool
-    created_at: int
     run_id: str | None = None
 
 
