@@ -50,6 +50,7 @@ class Runtime:
             title=core.titles.current,
             default=self.default,
             queued=len(core.queue.items),
+            pending_approvals=len(core.approvals.pending),
         )
 
 

@@ -66,7 +66,8 @@ class Session:
         self.on_fault: Callable[[Session], None] = nobody
         self.saving = Saving(core, store, services)
         self.titles = TitleWorker(core, self.saving, services, title)
-        self.runs = Runs(core, self.saving, services, env, self.titles)
+        self.runs = Runs(core, self.saving, services, env, self.titles, events)
+        core.approvals.observe = services.watch.approval
         self._services = services
         self._ending = trio.Event()
         self._farewell: str | None = "shutdown"
@@ -152,9 +153,9 @@ class Session:
 
     @property
     def can_be_reopened(self) -> bool:
-        """Nothing would be lost if it were closed now; an id of a draft would be."""
+        """Nothing would be lost by closing it now: not the id of a draft, nor what was allowed for the session."""
         core = self.core
-        idle = core.slot is None and not core.queue.items and not self.titles.busy
+        idle = core.slot is None and not core.queue.items and not self.titles.busy and not core.approvals.grants
         return core.kind == "persistent" and idle and not self.saving.unsaved
 
     # --- the slot -----------------------------------------------------------------------------------------------------

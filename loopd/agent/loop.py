@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import msgspec
@@ -78,7 +78,8 @@ class Agent:
         def show(text: str) -> None:
             context.say(ToolOutput(call.id, _valid(text)))
 
-        scope = ToolScope(call.id, self.cwd, self.env, self.permission, show, self.model.input)
+        ask = partial(context.approve, call)
+        scope = ToolScope(call.id, self.cwd, self.env, self.permission, ask, show, self.model.input)
         context.say(ToolStarted(call))
         outcome = _cut_off() if cut else await self._outcome(call, scope)
         context.say(ToolEnded(call.id, outcome.is_error))

@@ -36,7 +36,7 @@ def snapshot(core: SessionCore) -> SessionState:
         draft=_draft(core.transcript),
         tools=[tool.shown() for tool in core.transcript.tools.values()],
         queue=core.queue.state(),
-        approvals=[],
+        approvals=core.approvals.state(),
         has_pending_save=core.unsaved is not None,
         save_error=core.unsaved,
         recoverable=core.recoverable,

@@ -16,6 +16,8 @@ from msgspec import Raw, Struct, UnsetType
 from msgspec.structs import replace
 
 from .v1.events import (
+    ApprovalRequested,
+    ApprovalResolved,
     EventParams,
     EventsLost,
     MessageEnd,
@@ -79,6 +81,10 @@ def fold(state: SessionState, params: EventParams) -> SessionState:
             return replace(state, tools=[_printed(tool, event) for tool in state.tools])
         case ToolExecutionEnd():
             return replace(state, tools=[tool for tool in state.tools if tool.tool_call_id != event.tool_call_id])
+        case ApprovalRequested():
+            return replace(state, approvals=[*state.approvals, event.request])
+        case ApprovalResolved(approval_id=id):
+            return replace(state, approvals=[one for one in state.approvals if one.approval_id != id])
         case QueueChanged():
             return replace(state, queue=QueueState(event.items, event.paused, event.error))
         case SessionChanged():

@@ -11,8 +11,12 @@ import pytest
 from agent_recording import MakeScope, left_over
 
 from loop_protocol.v1.types import Permission
-from loopd.agent import ToolEnvironment, ToolScope
+from loopd.agent import Ask, ToolEnvironment, ToolScope
 from loopd.agent.tools.process import become_subreaper
+
+
+async def nobody(_: Ask) -> str | None:
+    return "nobody is there"
 
 
 @pytest.fixture
@@ -25,7 +29,7 @@ def make_scope(tmp_path: Path) -> MakeScope:
         umask: int = 0o022,
     ) -> ToolScope:
         env = ToolEnvironment({"PATH": os.environ["PATH"], "HOME": str(tmp_path)}, umask)
-        return ToolScope("call", cwd, env, permission, output)
+        return ToolScope("call", cwd, env, permission, nobody, output)
 
     return make
 

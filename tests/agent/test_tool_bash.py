@@ -158,7 +158,7 @@ async def test_the_environment_is_the_allowed_one_and_the_umask_the_persons(
 ) -> None:
     allowed = tool_environment(None, daemon_env={**os.environ, "OPENAI_API_KEY": "sk-secret"})
     scope = make_scope()
-    scope = ToolScope("c", scope.cwd, ToolEnvironment(allowed, umask), "danger-full-access", scope.output)
+    scope = ToolScope("c", scope.cwd, ToolEnvironment(allowed, umask), "danger-full-access", scope.ask, scope.output)
     before = os.umask(0o077)
     try:
         text, _ = await bash(scope, "env; touch made; ls /proc/self/fd | wc -l")

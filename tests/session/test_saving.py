@@ -221,7 +221,7 @@ async def test_a_disk_that_hangs_blocks_one_session_and_nobody_else(  # D-5
 async def test_what_a_prompt_costs_does_not_grow_with_the_history(  # S-23, I-8
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from loopd import run as run_module
+    from loopd import run_context as run_module
     from loopd.core import history as history_module
 
     counts = {"encoded": 0, "decoded": 0}

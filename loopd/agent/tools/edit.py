@@ -13,10 +13,11 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from loopd.agent import ToolOutcome, ToolScope
+from loopd.agent import Ask, ToolOutcome, ToolScope
+from loopd.agent.protected import NOTHING, Protected
 from loopd.agent.tools.difference import difference
 from loopd.agent.tools.files import locate, on_disk, open_regular, replace_file
-from loopd.agent.tools.outcomes import forbidden, told
+from loopd.agent.tools.outcomes import CHANGES, refused, told
 
 # The thread that works on the text shares the interpreter with everybody else: 25 ms at the worst, measured.
 MOST = 4 * 1024 * 1024
@@ -40,10 +41,13 @@ class Edit:
     )
     parameters: type[Struct] = EditArguments
 
+    def __init__(self, protected: Protected = NOTHING) -> None:
+        self._protected = protected
+
     async def run(self, arguments: EditArguments, scope: ToolScope) -> ToolOutcome:
-        if refusal := forbidden(scope.permission, what="changing files"):
-            return refusal
         path = locate(arguments.path, scope)
+        if refusal := await refused(scope, Ask(operation="edit", reason=CHANGES, sandbox="nothing", path=path)):
+            return refusal
         return await on_disk(path, partial(_edit, path, arguments))
 
 

@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 
 from loop_protocol.v1.types import ImageBlock, TextBlock
 from loopd.agent import ToolOutcome, ToolScope
+from loopd.agent.protected import NOTHING, Protected
 from loopd.agent.tools import images
 from loopd.agent.tools.excerpt import BYTES, LINES, head_of
 from loopd.agent.tools.files import locate, on_disk, open_regular
@@ -36,6 +37,9 @@ class Read:
         "on."
     )
     parameters: type[Struct] = ReadArguments
+
+    def __init__(self, protected: Protected = NOTHING) -> None:
+        self._protected = protected
 
     async def run(self, arguments: ReadArguments, scope: ToolScope) -> ToolOutcome:
         path = locate(arguments.path, scope)

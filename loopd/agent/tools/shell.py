@@ -12,9 +12,9 @@ from typing import Annotated
 import trio
 from msgspec import Meta, Struct
 
-from loopd.agent import ToolOutcome, ToolScope
+from loopd.agent import Ask, ToolOutcome, ToolScope
 from loopd.agent.tools.excerpt import Excerpt
-from loopd.agent.tools.outcomes import forbidden, told
+from loopd.agent.tools.outcomes import refused, told
 from loopd.agent.tools.process import Tree, start
 
 # From SIGTERM to SIGKILL.
@@ -44,7 +44,8 @@ class Bash:
         )
 
     async def run(self, arguments: BashArguments, scope: ToolScope) -> ToolOutcome:
-        if refusal := forbidden(scope.permission, what="commands"):
+        reason = "each command takes a person in this preset"
+        if refusal := await refused(scope, Ask(operation="command", reason=reason, sandbox="nothing")):
             return refusal
         argv = [self._shell, "-c", "--", arguments.command]
         try:

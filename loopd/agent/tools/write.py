@@ -11,9 +11,10 @@ from functools import partial
 
 from msgspec import Struct
 
-from loopd.agent import ToolOutcome, ToolScope
+from loopd.agent import Ask, ToolOutcome, ToolScope
+from loopd.agent.protected import NOTHING, Protected
 from loopd.agent.tools.files import locate, make_directories, on_disk, replace_file, require_regular
-from loopd.agent.tools.outcomes import forbidden, told
+from loopd.agent.tools.outcomes import CHANGES, refused, told
 
 
 class WriteArguments(Struct, frozen=True, forbid_unknown_fields=True):
@@ -29,10 +30,13 @@ class Write:
     )
     parameters: type[Struct] = WriteArguments
 
+    def __init__(self, protected: Protected = NOTHING) -> None:
+        self._protected = protected
+
     async def run(self, arguments: WriteArguments, scope: ToolScope) -> ToolOutcome:
-        if refusal := forbidden(scope.permission, what="changing files"):
-            return refusal
         path = locate(arguments.path, scope)
+        if refusal := await refused(scope, Ask(operation="write", reason=CHANGES, sandbox="nothing", path=path)):
+            return refusal
         work = partial(_write, path, arguments.content.encode(), cwd=scope.cwd, umask=scope.env.umask)
         return await on_disk(path, work)
 

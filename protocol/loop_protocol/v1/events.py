@@ -12,6 +12,8 @@ from msgspec import UNSET, Raw, UnsetType, field
 
 from .methods import PendingSave
 from .types import (
+    ApprovalOutcome,
+    ApprovalRequest,
     ErrorInfo,
     ModelRef,
     Outcome,
@@ -103,6 +105,22 @@ class ToolExecutionEnd(Event, frozen=True, tag="tool_execution_end"):
 
     tool_call_id: str
     is_error: bool
+
+
+class ApprovalRequested(Event, frozen=True, tag="approval_requested"):
+    """A tool waits for a person; ``approval/resolve`` answers. Exactly one ``approval_resolved`` follows (A-1). It is
+    told to who attached to the runtime, and to who asked with ``server/watch``."""
+
+    request: ApprovalRequest
+
+
+class ApprovalResolved(Event, frozen=True, tag="approval_resolved"):
+    """It is settled. ``by``: the client that answered, if one did; ``feedback``: what it told the model."""
+
+    approval_id: str
+    outcome: ApprovalOutcome
+    by: str | None = None
+    feedback: str | None = None
 
 
 class RetryWait(Event, frozen=True, tag="retry_wait"):
@@ -198,6 +216,8 @@ AnyEvent = (
     | ToolExecutionStart
     | ToolExecutionUpdate
     | ToolExecutionEnd
+    | ApprovalRequested
+    | ApprovalResolved
     | RetryWait
     | QueueChanged
     | SessionChanged
@@ -248,7 +268,7 @@ class DaemonState(Event, frozen=True, tag="daemon_state", kw_only=True):
     pending_saves: list[PendingSave]
 
 
-AnyServerEvent = SessionListed | SessionRemoved | DaemonState | EventsLost
+AnyServerEvent = SessionListed | SessionRemoved | DaemonState | ApprovalRequested | ApprovalResolved | EventsLost
 
 SERVER_EVENTS: dict[str, type[Event]] = {str(event.__struct_config__.tag): event for event in AnyServerEvent.__args__}
 
