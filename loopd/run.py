@@ -20,7 +20,7 @@ from .agent import (
     ToolEnvironment,
 )
 from .agent.loop import Agent
-from .agent.prompt import system_prompt
+from .agent.prompt import joined, prompt_sections
 from .core.approvals import Approvals
 from .core.guards import Declined
 from .core.runs import RunState
@@ -75,12 +75,14 @@ async def generate(
             model = services.models.resolve(core.model)
             conversed = await conversation.for_model(model)
             now = datetime.fromtimestamp(services.clock.now_ms() / 1000)
-            prompt = partial(system_prompt, cwd=core.cwd, permission=core.permission, now=now)
+            prompt = partial(prompt_sections, cwd=core.cwd, permission=core.permission, sandbox=True, now=now)
+            sections = await in_thread(("prompt", core.id), prompt)
+            core.history.checkpoint(sections)
             agent = Agent(
                 model=model,
                 tools=services.tools,
                 input=conversed,
-                system=await in_thread(("prompt", core.id), prompt),
+                system=joined(sections),
                 cwd=core.cwd,
                 env=env,
                 permission=core.permission,
