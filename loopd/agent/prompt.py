@@ -1,7 +1,8 @@
 """The system prompt: who the model is, where it works, what it may do, and the project's own instructions (C-4).
 
 It is made of sections, so that what changed of it can be kept (S-19). It is short, because small models have to cope
-with it, and it holds the date without the time, so that providers can keep it cached. Reading the instructions touches the disk: call it in a thread.
+with it, and it holds the date without the time, so that providers can keep it cached. Reading the instructions touches
+the disk: call it in a thread.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ quotes, without a full stop, and with nothing else.
 # What a sandbox lets a command do.
 _BASH: dict[Permission, str] = {
     "read-only": "bash runs in a sandbox: it can read, but it can write nothing and has no network.",
-    "workspace-write": "bash runs in a sandbox: it can write in the working directory, except .git, and in its own /tmp, "
-    "which is gone after each command; it has no network.",
+    "workspace-write": "bash runs in a sandbox: it can write in the working directory, except .git, and in its own "
+    "/tmp, which is gone after each command; it has no network.",
 }
 _ESCALATE = (
     "When a command needs more than that, call bash with escalate: true and a justification: the person is asked "

@@ -1,4 +1,4 @@
-"""What the model was told beside the messages is kept where it changed, and nothing else of the session moves (S-19)."""
+"""What the model was told beside the messages is kept where it changed; nothing else of the session moves (S-19)."""
 
 from __future__ import annotations
 
