@@ -90,10 +90,12 @@ _UNLEASHING: dict[str, tuple[str, ...]] = {
     "file": ("-C", "--compile"),
     "git": ("--ext-diff", "--textconv", "--output", "--open-files-in-pager", "-O", "--exec", "--filters"),
     "cargo": ("--config", "--manifest-path", "-Z"),
-    "go": ("-exec", "-toolexec", "-vettool", "-o", "-overlay"),
+    "go": ("-exec", "-toolexec", "-vettool", "-ldflags", "-gccgoflags", "-compiler", "-modfile", "-overlay", "-o"),
     "pytest": ("-o", "-c", "-p", "--override-ini", "--config-file", "--rootdir"),
 }
-# Of python's modules: those that are the project's tests and checks.
+# Their options are words of their own, with one dash or two.
+_LONG_OPTIONS = ("find", "go")
+# Of python's modules: those that are the project's tests and checks. A rule shows the whole call.
 _MODULES = _names("pytest unittest mypy ruff black")
 _VERSION = re.compile(r"-?[0-9][0-9.]*$")
 
@@ -137,7 +139,7 @@ def _reasons(program: str, base: str, name: str, arguments: Sequence[str]) -> It
     if first in _RUNNING_COMMANDS.get(name, ()):
         yield f"{base} {first} {_OTHERS}"
     for argument in arguments:
-        if any(_is_option(argument, option) for option in _UNLEASHING.get(name, ())):
+        if any(_is_option(argument, option, whole=name in _LONG_OPTIONS) for option in _UNLEASHING.get(name, ())):
             yield f"{base} with {argument.split('=')[0]} does more than it says"
     if name in ("make", "gmake") and any("=" in one or one.startswith("-") for one in arguments):
         yield f"{base} {_OTHERS}"
@@ -152,21 +154,22 @@ def _names_script(name: str, arguments: Sequence[str]) -> bool:
     return False
 
 
-def _is_option(argument: str, option: str) -> bool:
+def _is_option(argument: str, option: str, *, whole: bool) -> bool:
+    given = argument.split("=")[0]
+    if whole:
+        return given.startswith("-") and given.lstrip("-") == option.lstrip("-")
     if option.startswith("--"):
-        given = argument.split("=")[0]
         return len(given) > 2 and option.startswith(given)
-    if len(option) == 2:  # it may have its value in the same word, and others before it
-        return bool(re.match(rf"-[A-Za-z]*{option[1]}", argument))
-    return argument.split("=")[0].removeprefix("-") == option.removeprefix("-")
+    # It may have its value in the same word, and others before it.
+    return bool(re.match(rf"-[A-Za-z]*{option[1]}", argument))
 
 
 def _shown(name: str, words: Sequence[str]) -> tuple[int, bool]:
     match words[1:]:
         case []:
             return 1, False
-        case ["-m", _, *_] if name == "python":
-            return 3, True
-        case [first, *_] if name in _INTERPRETERS or name in _OPEN or first in _OPEN_COMMANDS.get(name, ()):
+        case [first, *_] if (
+            (name in _INTERPRETERS and first != "-m") or name in _OPEN or first in _OPEN_COMMANDS.get(name, ())
+        ):
             return 2, True
     return len(words), False
