@@ -136,7 +136,7 @@ REFUSED: list[tuple[str, str]] = [
     ("cat <<< x", "here-string"),
     ("echo 'a", "no plain|syntax"),
     ('echo "a', "no plain|syntax"),
-    ('echo """', "syntax"),
+    ('echo """', "no plain|syntax"),
     ("ls \\", "no plain|syntax"),
     ("git sta\\\ntus", "no plain command"),
     ("ls\\\n-la", "no plain command"),
