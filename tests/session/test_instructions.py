@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 import pytest
-import trio
 from inprocess import PlayedModel, Probe, Wire, World, running, text
+from seats import Held
 from test_saving import Breaking
 
 from loop_protocol.v1.errors import RpcError
@@ -79,11 +79,6 @@ async def seated(root: Path, *plays: Any, kind: str = "new", **options: Any) -> 
     async with running(root, model=model, tools=[Probe()], **options) as world:
         wire = await world.connect()
         yield Seat(world, wire, model, await wire.open(world, kind=kind))
-
-
-async def hangs(*_: Any) -> Reply:
-    await trio.sleep_forever()
-    raise AssertionError
 
 
 @pytest.mark.parametrize("kind", ["new", "memory", "draft"])
@@ -162,12 +157,12 @@ async def test_a_save_that_failed_is_flushed_with_what_was_told(tmp_path: Path) 
 async def test_a_crash_in_a_run_after_a_change_takes_only_its_own_checkpoint(  # S-26, S-19
     tmp_path: Path,
 ) -> None:
-    async with seated(tmp_path, text("fine"), hangs) as seat:
+    hanging = Held()
+    async with seated(tmp_path, text("fine"), hanging) as seat:
         await seat.prompt()
         await seat.preset("workspace-write")
         run_id = await seat.wire.prompt(seat.opened["sessionId"], "cut off")
-        while len(seat.model.systems) < 2:
-            await trio.lowlevel.checkpoint()
+        await hanging.asked.wait()
         left = tmp_path / "left" / seat.opened["sessionId"]
         shutil.copytree(Path(seat.opened["path"]).parent, left)  # all that a killed daemon leaves
         await seat.ask("session/stop", runId=run_id)
@@ -189,10 +184,10 @@ async def test_a_crash_in_a_run_after_a_change_takes_only_its_own_checkpoint(  #
 
 
 async def test_a_resumed_run_tells_what_holds_now(tmp_path: Path) -> None:
-    async with seated(tmp_path, hangs, text("done")) as seat:
+    hanging = Held()
+    async with seated(tmp_path, hanging, text("done")) as seat:
         run_id = await seat.wire.prompt(seat.opened["sessionId"])
-        while not seat.model.systems:
-            await trio.lowlevel.checkpoint()
+        await hanging.asked.wait()
         await seat.ask("session/stop", runId=run_id)
         await seat.wire.call("run/wait", {"runId": run_id})
         await seat.preset("danger-full-access")
