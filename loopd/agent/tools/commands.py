@@ -1,10 +1,11 @@
 """What a person would allow for the session with a bash command: rules made of its words, or the reason why there are
 none (A-2).
 
-A rule is text, shown and compared as it is: ``bash: git status …`` is any such call, ``bash: rm -rf build`` this one
-alone. ``…`` stands only where further arguments do nothing of another kind, which is a short list; what runs other
-programs, or code that comes with the call, has no rule. Two readings must agree: the grammar says where commands begin,
-and every word and every gap has a form of which it is plain what bash makes of it.
+A rule is text, shown and compared as it is: ``bash: git commit …`` is any such call, ``bash: rm -rf build`` this one
+alone. ``…`` follows the command of a program that has many, and stands else only where further arguments do nothing of
+another kind, which is a short list; what runs other programs, or code that comes with the call, has no rule. Two
+readings must agree: the grammar says where commands begin, and every word and every gap has a form of which it is plain
+what bash makes of it.
 """
 
 from __future__ import annotations

@@ -45,22 +45,12 @@ _OPEN = _names(
     "printf pwd true false which type uname id whoami cut tr nl rev md5sum sha1sum sha256sum sha512sum cksum "
     "strings seq sleep jq find sort pytest"
 )
-# Programs of many commands: which of them take any arguments, and which are runners.
-_OPEN_COMMANDS: dict[str, frozenset[str]] = {
-    name: _names(commands)
-    for name, commands in {
-        "git": "status diff log show add commit blame grep rev-parse ls-files ls-tree describe shortlog cat-file "
-        "rev-list merge-base",
-        "cargo": "build check test clippy fmt doc tree",
-        "go": "build test vet fmt list doc version",
-        "docker": "ps images logs version",
-        "podman": "ps images logs version",
-    }.items()
-}
+# Programs of many commands: a rule shows the program and its command.
 _MANY = _names(
-    "npm pnpm yarn kubectl pip apt apt-get gh helm terraform brew dnf yum pacman zypper conda poetry uv rustup dotnet "
-    "bundle gem svn hg jj systemctl"
-) | frozenset(_OPEN_COMMANDS)
+    "git cargo go docker podman npm pnpm yarn kubectl pip apt apt-get gh helm terraform brew dnf yum pacman zypper "
+    "conda poetry uv rustup dotnet bundle gem svn hg jj systemctl"
+)
+# Those of them that run other programs, or code.
 _RUNNING_COMMANDS: dict[str, frozenset[str]] = {
     name: _names(commands)
     for name, commands in {
@@ -88,7 +78,10 @@ _UNLEASHING: dict[str, tuple[str, ...]] = {
     "sort": ("-o", "--output", "--compress-program", "-T", "--temporary-directory"),
     "printf": ("-v",),
     "file": ("-C", "--compile"),
-    "git": ("--ext-diff", "--textconv", "--output", "--open-files-in-pager", "-O", "--exec", "--filters"),
+    "git": (
+        *("--ext-diff", "--textconv", "--output", "--open-files-in-pager", "-O", "--exec", "-x", "--filters"),
+        *("--upload-pack", "--receive-pack", "--config", "-c", "--template"),
+    ),
     "cargo": ("--config", "--manifest-path", "-Z"),
     "go": ("-exec", "-toolexec", "-vettool", "-ldflags", "-gccgoflags", "-compiler", "-modfile", "-overlay", "-o"),
     "pytest": ("-o", "-c", "-p", "--override-ini", "--config-file", "--rootdir"),
@@ -97,6 +90,7 @@ _UNLEASHING: dict[str, tuple[str, ...]] = {
 _LONG_OPTIONS = ("find", "go")
 # Of python's modules: those that are the project's tests and checks. A rule shows the whole call.
 _MODULES = _names("pytest unittest mypy ruff black")
+_COMMAND = re.compile(r"[a-z][a-z0-9-]*")
 _VERSION = re.compile(r"-?[0-9][0-9.]*$")
 
 
@@ -169,7 +163,7 @@ def _shown(name: str, words: Sequence[str]) -> tuple[int, bool]:
         case []:
             return 1, False
         case [first, *_] if (
-            (name in _INTERPRETERS and first != "-m") or name in _OPEN or first in _OPEN_COMMANDS.get(name, ())
+            (name in _INTERPRETERS and first != "-m") or name in _OPEN or (name in _MANY and _COMMAND.fullmatch(first))
         ):
             return 2, True
     return len(words), False
