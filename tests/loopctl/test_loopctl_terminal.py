@@ -47,7 +47,7 @@ def test_shown_json_is_still_the_same_json(text: str) -> None:
 
 def test_a_cut_line_says_how_much_is_missing() -> None:
     assert one_line("a\n b", 10) == "a b"
-    assert one_line("0123456789", 4) == "0123… (6 more characters)"
+    assert one_line("0123456789", 4) == "012… (6 more characters) …9"
 
 
 def test_a_terminal_sees_escapes_and_a_pipe_gets_every_byte(socket_path: str, cwd: str) -> None:  # K-45
