@@ -57,8 +57,8 @@ def subject(request: ApprovalRequest, limit: int = SUMMARY) -> str:
 def described(request: ApprovalRequest, *, whole: bool) -> tuple[str, bool]:
     """All that is known of it, and whether something is left out of it, which happens unless it is to be ``whole``."""
     texts = [_text(name, text, whole=whole) for name, text in _texts(request)]
-    lines = [visible(f"{request.tool_name} asks: {request.reason}"), *(line for text, _ in texts for line in text)]
-    lines += [visible(f"  {name}: {value}").replace("\n", "\n      ") for name, value in _facts(request)]
+    lines = [_indented(f"{request.tool_name} asks: {request.reason}"), *(line for text, _ in texts for line in text)]
+    lines += [_indented(f"  {name}: {value}") for name, value in _facts(request)]
     return "\n".join(lines) + "\n", any(cut for _, cut in texts)
 
 
@@ -80,13 +80,17 @@ def _text(name: str, text: str, *, whole: bool) -> tuple[list[str], bool]:
     return [f"  {visible(name)}{ending or (' (empty)' if not shown else '')}", *(_BAR + line for line in lines)], cut
 
 
+def _indented(text: str) -> str:
+    return visible(text).replace("\n", "\n      ")
+
+
 def _facts(request: ApprovalRequest) -> Iterator[tuple[str, Any]]:
     yield "in", request.cwd
     if request.path is not None:
         yield "file", request.path
     if request.path is not None and request.operation != "read":
         yield "before", f"SHA-256 {request.sha256_before}" if request.sha256_before else "no such file"
-    yield "without an answer it may do", request.sandbox
+    yield "without approval it may do", request.sandbox
     if request.rules:
         yield "for the session would allow", "; ".join(request.rules)
     else:

@@ -25,8 +25,6 @@ from .exits import USAGE, of_kind
 from .reach import ANSWER
 from .terminal import err, note, somebody_is_there
 
-_KEYS = "y once, s for the session, n no, v shows all"
-_KEYS_ONCE = "y once, n no, v shows all"
 _WHY = "why, for the model (Enter: no reason)> "
 
 
@@ -38,6 +36,7 @@ class Asking:
     waiting: list[ApprovalRequest] = field(default_factory=list)
     left: bool = False
     _asks: str | None = None  # the request of which the question stands there
+    _cut: bool = False  # not all of it is shown
     _rejecting: bool = False
 
     def requested(self, event: ApprovalRequested) -> None:
@@ -118,17 +117,16 @@ class Asking:
         if self.left or not somebody_is_there():
             note(f"waits for an approval: {summary(request)}\n{how_to_answer(request)}")
             return
-        shown, cut = described(request, whole=False)
-        err(shown)
-        if cut:
-            note("v shows what is left out")
+        shown, self._cut = described(request, whole=False)
+        err(f"loopctl: {shown}")
         with suppress(termios.error):
             termios.tcflush(sys.stdin, termios.TCIFLUSH)  # it was typed before anybody could know the question
         self._asks = request.approval_id
         self._prompt(request)
 
     def _prompt(self, request: ApprovalRequest) -> None:
-        err(_WHY if self._rejecting else f"{_KEYS if request.rules else _KEYS_ONCE}> ")
+        keys = ["y once", *["s for the session"] * bool(request.rules), "n no", *["v shows all"] * self._cut]
+        err(_WHY if self._rejecting else f"{', '.join(keys)}> ")
 
     def _answer(self, request: ApprovalRequest, decision: Decision, *, feedback: str = "") -> None:
         self._rejecting = False

@@ -135,6 +135,8 @@ def told(raw: bytes, text: str, *, json: bool) -> int:
 
 def table(rows: list[list[str]]) -> None:
     """Aligned columns; the first row is the heading, and the last column is as wide as it likes."""
+    at_terminal = is_terminal(sys.stdout)
+    rows = [[_shown(cell) if at_terminal else cell for cell in row] for row in rows]
     rows = [[cell.replace("\n", "\\u000a") for cell in row] for row in rows]  # a path may hold anything
     widths = [max(_width(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     for row in rows:
