@@ -415,7 +415,7 @@ def watched(terminal: Terminal) -> None:
     assert terminal.ends() == 130
 
 
-def test_a_watch_asks_in_place_at_a_terminal(socket_path: str, cwd: str) -> None:
+def test_a_watch_asks_in_place_at_a_terminal(socket_path: str) -> None:
     done = {"approvalId": OTHER.approval_id, "outcome": "allowed-once"}
     events = [requested(ONE), resolved(ONE, "rejected", by="vim (pid 7)"), requested(OTHER)]
     script = {"server/watch": {}, "approval/list": changing(*events), "approval/resolve": done}
