@@ -169,14 +169,15 @@ def test_somebody_who_watches_all_sessions_is_asked(world: World) -> None:  # A-
 
 
 def test_an_input_of_the_queue_asks_whoever_waits_for_it(world: World) -> None:
-    with terminal(world, "prompt", MAKE) as first, terminal(world, "prompt", "--queue", MAKE) as second:
+    with terminal(world, "prompt", MAKE) as first:
         is_asked(first)
-        second.waits_for("waits for its turn")
-        first.type("y\n")
-        assert first.ends() == 0
-        is_asked(second)
-        second.type("y\n")
-        assert second.ends() == 0
+        with terminal(world, "prompt", "--queue", MAKE) as second:
+            second.waits_for("waits for its turn")
+            first.type("y\n")
+            assert first.ends() == 0
+            is_asked(second)
+            second.type("y\n")
+            assert second.ends() == 0
 
 
 def test_with_all_rights_nobody_is_asked(world: World) -> None:
