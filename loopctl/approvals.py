@@ -14,13 +14,14 @@ import msgspec
 from loop_protocol.v1.events import ApprovalResolved
 from loop_protocol.v1.types import ApprovalOutcome, ApprovalRequest
 
-from .terminal import clock, folded, one_line, visible
+from .terminal import clock, folded, one_line, visible, wrapped
 
 SUMMARY = 120
 # Of each text so much is shown at first; who wants the rest is told how to get it.
 LINES = 24
 LENGTH = 600
 _BAR = "  │ "
+_GOES_ON = "  ┊ "  # the same line, where the terminal is too narrow
 _SHORT = 8
 
 _OUTCOMES: dict[ApprovalOutcome, str] = {
@@ -54,11 +55,13 @@ def subject(request: ApprovalRequest, limit: int = SUMMARY) -> str:
     return one_line(visible(what), limit)
 
 
-def described(request: ApprovalRequest, *, whole: bool) -> tuple[str, bool]:
-    """All that is known of it, and whether something is left out of it, which happens unless it is to be ``whole``."""
-    texts = [_text(name, text, whole=whole) for name, text in _texts(request)]
-    lines = [_indented(f"{request.tool_name} asks: {request.reason}"), *(line for text, _ in texts for line in text)]
-    lines += [_indented(f"  {name}: {value}") for name, value in _facts(request)]
+def described(request: ApprovalRequest, *, whole: bool, width: int | None = None) -> tuple[str, bool]:
+    """All that is known of it, and whether something is left out of it, which happens unless it is to be ``whole``.
+    ``width``: of the terminal; a line that it would break itself could begin there with anything."""
+    texts = [_text(name, text, whole=whole, width=width) for name, text in _texts(request)]
+    lines = _fact(f"{request.tool_name} asks: {request.reason}", width=width and width - len("loopctl: "))
+    lines += [line for text, _ in texts for line in text]
+    lines += [line for name, value in _facts(request) for line in _fact(f"  {name}: {value}", width=width)]
     return "\n".join(lines) + "\n", any(cut for _, cut in texts)
 
 
@@ -72,16 +75,19 @@ def _texts(request: ApprovalRequest) -> Iterator[tuple[str, str]]:
         yield "the model says", request.justification
 
 
-def _text(name: str, text: str, *, whole: bool) -> tuple[list[str], bool]:
+def _text(name: str, text: str, *, whole: bool, width: int | None) -> tuple[list[str], bool]:
     shown = visible(text)
     body = shown.removesuffix("\n")
     lines, cut = (body.split("\n"), False) if whole else folded(body, lines=LINES, length=LENGTH)
     ending = "" if shown.endswith("\n") or "\n" not in shown else ", without a newline at the end"
-    return [f"  {visible(name)}{ending or (' (empty)' if not shown else '')}", *(_BAR + line for line in lines)], cut
+    pieces = [wrapped(line, width and width - len(_BAR)) for line in lines]
+    barred = [(_BAR if index == 0 else _GOES_ON) + piece for line in pieces for index, piece in enumerate(line)]
+    return [*_fact(f"  {name}{ending or (' (empty)' if not shown else '')}", width=width), *barred], cut
 
 
-def _indented(text: str) -> str:
-    return visible(text).replace("\n", "\n      ")
+def _fact(text: str, *, width: int | None) -> list[str]:
+    first, *more = (piece for line in visible(text).split("\n") for piece in wrapped(line, width and width - 6))
+    return [first, *("      " + piece for piece in more)]
 
 
 def _facts(request: ApprovalRequest) -> Iterator[tuple[str, Any]]:

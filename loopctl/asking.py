@@ -28,6 +28,13 @@ from .terminal import err, note, somebody_is_there
 _WHY = "why, for the model (Enter: no reason)> "
 
 
+def _width() -> int:
+    """Of the terminal that the question is shown at."""
+    with suppress(OSError):
+        return max(40, os.get_terminal_size(sys.stderr.fileno()).columns or 80)
+    return 80
+
+
 @dataclass(slots=True)
 class Asking:
     """The requests that wait, the first one being asked. ``left``: whoever was there is gone; nothing is asked then."""
@@ -103,7 +110,7 @@ class Asking:
             case "n" | "no":
                 self._rejecting = True
             case "v":
-                err(described(request, whole=True)[0])
+                err(described(request, whole=True, width=_width())[0])
             case "":
                 pass
             case _:
@@ -117,7 +124,7 @@ class Asking:
         if self.left or not somebody_is_there():
             note(f"waits for an approval: {summary(request)}\n{how_to_answer(request)}")
             return
-        shown, self._cut = described(request, whole=False)
+        shown, self._cut = described(request, whole=False, width=_width())
         err(f"loopctl: {shown}")
         with suppress(termios.error):
             termios.tcflush(sys.stdin, termios.TCIFLUSH)  # it was typed before anybody could know the question

@@ -164,6 +164,19 @@ def columns() -> int | None:
     return shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
 
 
+def wrapped(line: str, width: int | None) -> list[str]:
+    """In pieces that a terminal does not break itself; None: there is no terminal."""
+    pieces, used = [""], 0
+    for character in line:
+        taken = 8 if character == "\t" else _width(character)
+        if width is not None and used + taken > width and pieces[-1]:
+            pieces.append("")
+            used = 0
+        pieces[-1] += character
+        used += taken
+    return pieces
+
+
 def is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and stream.isatty()
 

@@ -84,7 +84,7 @@ def show(ctx: click.Context, id: str | None, json: bool) -> int:
     if json:
         document(msgspec.json.encode(found))
     else:
-        out(described(found, whole=True)[0])
+        out(described(found, whole=True, width=columns())[0])
     return OK
 
 

