@@ -86,7 +86,9 @@ def _text(name: str, text: str, *, whole: bool, width: int | None) -> tuple[list
 
 
 def _fact(text: str, *, width: int | None) -> list[str]:
-    first, *more = (piece for line in visible(text).split("\n") for piece in wrapped(line, width and width - 6))
+    first, *more = (
+        piece for line in visible(text).split("\n") for piece in wrapped(line, width and width - 6, words=True)
+    )
     return [first, *("      " + piece for piece in more)]
 
 

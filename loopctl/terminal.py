@@ -146,6 +146,8 @@ def table(rows: list[list[str]]) -> None:
 
 def _width(cell: str) -> int:
     """In columns of a terminal: titles are in anybody's language."""
+    if cell.isascii():
+        return len(cell)
     from unicodedata import combining, east_asian_width
 
     return sum(0 if combining(character) else 1 + (east_asian_width(character) in "WF") for character in cell)
@@ -164,17 +166,22 @@ def columns() -> int | None:
     return shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
 
 
-def wrapped(line: str, width: int | None) -> list[str]:
-    """In pieces that a terminal does not break itself; None: there is no terminal."""
+def wrapped(line: str, width: int | None, *, words: bool = False) -> list[str]:
+    """In pieces that a terminal does not break itself; None: there is none. ``words`` stay whole, if they fit."""
     pieces, used = [""], 0
     for character in line:
-        taken = 8 if character == "\t" else _width(character)
+        taken = _columns(character)
         if width is not None and used + taken > width and pieces[-1]:
-            pieces.append("")
-            used = 0
+            end = pieces[-1].rfind(" ", width // 2) + 1 if words else 0
+            pieces[-1:] = [pieces[-1][:end], pieces[-1][end:]] if end else [pieces[-1], ""]
+            used = sum(map(_columns, pieces[-1]))
         pieces[-1] += character
         used += taken
     return pieces
+
+
+def _columns(character: str) -> int:
+    return 8 if character == "\t" else _width(character)  # of a tab: the most
 
 
 def is_terminal(stream: TextIO | None) -> bool:

@@ -86,6 +86,11 @@ def test_a_long_text_shows_its_end_and_how_much_is_left_out() -> None:  # K-45
     assert visible(NASTY) in whole
 
 
+def test_a_narrow_terminal_breaks_no_words_of_ours_and_nothing_silently() -> None:
+    shown, _ = described(request(command="x" * 40, reason="a command takes a person"), whole=False, width=40)
+    assert shown.startswith(f"bash asks: a command \n      takes a person\n  command\n  │ {'x' * 36}\n  ┊ xxxx\n")
+
+
 @given(st.text(), st.integers(3, 40), st.integers(3, 40))
 def test_what_is_folded_keeps_both_ends(text: str, lines: int, length: int) -> None:  # K-45
     shown, cut = folded(text, lines=lines, length=length)
