@@ -17,9 +17,9 @@ from loop_protocol.v1.methods import QueueResult, RuntimeRow
 from loop_protocol.v1.types import QueuedItem, QueueState, SessionState
 
 from ..exits import OK, REFUSED, USAGE, Failure
-from ..given import content
+from ..given import approval_options, approving, content
 from ..reach import ANSWER, daemon
-from ..terminal import columns, document, note, table, told
+from ..terminal import columns, document, note, raw_option, table, told
 from ..waiting import described, label, tell_if_paused_now
 from ..whereabouts import option_of, require_open, session_option
 
@@ -37,7 +37,7 @@ def _options(command: Callable[..., int]) -> Any:
         return command(ctx, session=session, json=json, **rest)
 
     option = click.option("--json", "json", is_flag=True, help="Print the method's result.")
-    return session_option(option(click.pass_context(given)))
+    return session_option(option(raw_option(click.pass_context(given))))
 
 
 def _beginning(_ctx: click.Context, _argument: click.Parameter, value: str) -> str:
@@ -75,12 +75,21 @@ def list_(ctx: click.Context, session: str | None, json: bool) -> int:
 @queue.command(short_help="Queue TEXT.")
 @click.argument("text", required=False)
 @click.option("--steer", is_flag=True, help="Let it enter the run that goes on, and not wait for its end.")
+@approval_options
 @_options
-def add(ctx: click.Context, text: str | None, steer: bool, session: str | None, json: bool) -> int:
+def add(
+    ctx: click.Context,
+    text: str | None,
+    steer: bool,
+    approvals: str | None,
+    approval_timeout: float | None,
+    session: str | None,
+    json: bool,
+) -> int:
     """Queue TEXT (- or nothing: what comes on stdin). Prints its id, or that of the run that it started at once."""
     sent = content(text)
     with _queue_of(ctx, session) as queued:
-        raw = queued.ask("queue/add", content=sent, steer=steer)
+        raw = queued.ask("queue/add", content=sent, steer=steer, **approving(approvals, approval_timeout).params)
         added = msgspec.json.decode(raw, type=QueueResult)
         told(raw, f"itemId {added.item_id}" if added.run_id is None else f"runId {added.run_id}", json=json)
         if added.run_id is None:

@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from loop_protocol.client import Client
-from loop_protocol.v1.methods import DrainResult, PendingSave, ServerStatus
+from loop_protocol.v1.methods import DrainResult, PendingSave, SandboxStatus, ServerStatus
 
 from ..exits import OK, REFUSED
 from ..reach import ANSWER, daemon
@@ -44,11 +44,20 @@ def _show(status: ServerStatus) -> None:
             ("runtimes", status.runtimes),
             ("sessions", status.sessions),
             ("runs", status.runs),
-            ("approvals", status.pending_approvals or None),
+            ("approvals", _waiting(status.pending_approvals)),
+            ("sandbox", status.sandbox and _sandbox(status.sandbox)),
             ("not saved", len(status.pending_saves) or None),
         ]
     )
     tell_unsaved(status.pending_saves)
+
+
+def _waiting(approvals: int) -> str | None:
+    return f"{approvals}; `loopctl approvals` shows them" if approvals else None
+
+
+def _sandbox(sandbox: SandboxStatus) -> str:
+    return "works" if sandbox.works else f"does not work, so each command asks: {sandbox.reason or 'unknown'}"
 
 
 def tell_queued(client: Client) -> int:

@@ -149,7 +149,7 @@ def test_add_prints_the_id_or_that_of_the_run_that_began(socket_path: str, cwd: 
         daemon.answers["queue/add"] = added(FIRST, "run1")
         assert loopctl("queue", "add", "do this").out == "runId run1\n"
     plain, steering = daemon.asked("queue/add")[:2]
-    assert plain == {"sessionId": "s1", "content": "do this", "steer": False}
+    assert plain == {"sessionId": "s1", "content": "do this", "steer": False, "approvals": "reject"}
     assert steering["steer"] is True
 
 
