@@ -82,8 +82,10 @@ def _use(permit: Permit, scope: ToolScope, protected: Protected) -> ToolOutcome:
                 raise changed()
             require_allowed(place, protected)
             replace(place, permit.data, seen=permit.seen, umask=scope.env.umask)
-    except NotADirectoryError as error:  # a link, or a file, where a directory was
-        raise changed() from error
+    except OSError as error:
+        if error.errno in (errno.ENOTDIR, errno.ELOOP):  # a link, or a file, has taken the place of something else
+            raise changed() from error
+        raise
     return told(permit.done)
 
 
