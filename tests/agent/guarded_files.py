@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import trio
@@ -18,10 +18,10 @@ from loopd.agent.tools.edit import Edit, EditArguments
 from loopd.agent.tools.read import Read, ReadArguments
 from loopd.agent.tools.write import Write, WriteArguments
 
-Answer = Callable[[Ask], Awaitable[str | None]]
+Answer = Callable[[Ask], str | None]
 
 
-async def allow(_: Ask) -> str | None:
+def allow(_: Ask) -> str | None:
     return None
 
 
@@ -53,7 +53,8 @@ class Guarded:
     async def _call(self, tool: Write | Edit | Read, arguments: object) -> tuple[str, bool]:
         async def ask(asked: Ask) -> str | None:
             self.asked.append(asked)
-            return await self.answer(asked)
+            await trio.lowlevel.checkpoint()
+            return self.answer(asked)
 
         scope = dataclasses.replace(self._make_scope(cwd=str(self.ws), permission=self.permission), ask=ask)
         with trio.fail_after(10):

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from loop_protocol.v1.types import Permission
 from loopd.agent import Ask
 from loopd.agent.protected import Protected, fold
+from loopd.agent.tools.pinned import real_path
 
 RESTRICTED: list[Permission] = ["read-only", "workspace-write"]
 
@@ -126,7 +127,7 @@ async def test_a_write_is_done_asked_or_denied_by_where_it_really_leads(
     before = guarded.everything()
     outcome = expected(permission, outcome)
 
-    async def look(_: Ask) -> str | None:
+    def look(_: Ask) -> str | None:
         assert guarded.everything() == before
         return None
 
@@ -142,7 +143,7 @@ async def test_a_write_is_done_asked_or_denied_by_where_it_really_leads(
     else:
         assert not is_error, text
         assert target.read_text() == "new\n"
-        assert os.fspath(target) == os.path.realpath(target)
+        assert str(target) == real_path(str(target))
     if outcome in ("done", "denied"):
         assert guarded.asked == []
     else:
@@ -161,7 +162,7 @@ async def test_what_a_person_rejects_leaves_no_trace(guarded: Guarded, permissio
     guarded.permission = permission
     before = guarded.everything()
 
-    async def reject(_: Ask) -> str | None:
+    def reject(_: Ask) -> str | None:
         return "Not done: the person rejected this. They said: no"
 
     guarded.answer = reject
@@ -306,7 +307,7 @@ def test_however_a_path_is_spelled_nothing_but_the_workspace_changes_unasked(
     (guarded.ws / "esc").symlink_to("../own")
     (guarded.ws / "up").symlink_to("..")
 
-    async def reject(_: Ask) -> str | None:
+    def reject(_: Ask) -> str | None:
         return "no"
 
     guarded.answer = reject

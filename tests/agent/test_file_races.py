@@ -133,7 +133,7 @@ async def test_what_was_swapped_while_a_person_was_asked_is_left_alone(
         (guarded.ws / "sub/file").write_text("old\n")
     after: list[dict[str, str | None]] = []
 
-    async def answer(_: Ask) -> str | None:
+    def answer(_: Ask) -> str | None:
         swap(guarded)
         after.append(guarded.everything())
         return None
@@ -146,7 +146,7 @@ async def test_what_was_swapped_while_a_person_was_asked_is_left_alone(
 
 
 async def test_directories_that_came_up_while_a_person_was_asked_are_looked_at_again(guarded: Guarded) -> None:
-    async def answer(_: Ask) -> str | None:
+    def answer(_: Ask) -> str | None:
         (guarded.ws / "new").symlink_to("../out")
         return None
 
@@ -161,7 +161,7 @@ async def test_the_daemons_files_that_came_up_while_a_person_was_asked_are_denie
     (guarded.root / "key").unlink()
     (guarded.out / "file").write_text("old\n")
 
-    async def answer(_: Ask) -> str | None:
+    def answer(_: Ask) -> str | None:
         (guarded.root / "key").symlink_to("out/file")
         return None
 
@@ -173,7 +173,7 @@ async def test_the_daemons_files_that_came_up_while_a_person_was_asked_are_denie
 
 
 async def test_a_mode_changed_while_a_person_was_asked_is_kept(guarded: Guarded) -> None:
-    async def answer(_: Ask) -> str | None:
+    def answer(_: Ask) -> str | None:
         (guarded.ws / "file").chmod(0o750)
         return None
 
@@ -312,7 +312,7 @@ async def test_a_directory_that_is_swapped_for_a_link_all_the_time_never_leads_o
     (guarded.ws / "sub/file").write_text("old")
     (guarded.ws / "sub/there").write_text("old")
 
-    async def reject(_: Ask) -> str | None:
+    def reject(_: Ask) -> str | None:
         return "no"
 
     guarded.answer = reject
