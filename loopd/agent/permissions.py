@@ -2,9 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import assert_never
 
-from loop_protocol.v1.types import ApprovalOutcome
+from loop_protocol.v1.types import ApprovalOutcome, Permission
+from loopd.agent.protected import fold
+
+DENIED = (
+    "denied: the daemon's own settings, keys, sessions and socket are kept from tools in this preset, and nobody is "
+    "asked for them. Only the person can lift that, for all of the session: loopctl permission danger-full-access"
+)
+
+
+def why_ask(names: Sequence[str], *, permission: Permission, cwd: str) -> str | None:
+    """Why changing the file of that real path, by its components, takes a person; None where the preset allows it."""
+    match permission:
+        case "danger-full-access":
+            return None
+        case "read-only":
+            return "changing files takes a person in the preset read-only"
+        case "workspace-write":
+            if any(fold(name) in (".git", "git~1") for name in names):  # the second is what FAT may call the first
+                return "it is inside .git, where hooks and settings run later with all rights"
+            workspace = [name for name in cwd.split("/") if name]
+            return None if list(names[: len(workspace)]) == workspace else f"it is outside the workspace {cwd}"
+    assert_never(permission)
 
 
 def answer_for(outcome: ApprovalOutcome, feedback: str | None) -> str | None:

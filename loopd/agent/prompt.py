@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 
 from loop_protocol.v1.types import Permission
-from loopd.agent.tools.files import open_regular
+from loopd.agent.protected import NOTHING, Protected
+from loopd.agent.tools.pinned import pinned, real_path, require_allowed
 
 INSTRUCTIONS = ("AGENTS.md", "CLAUDE.md")
 INSTRUCTIONS_BYTES = 64 * 1024
@@ -70,7 +71,13 @@ def _platform() -> str:
 
 
 def prompt_sections(
-    *, cwd: str, permission: Permission, sandbox: bool, now: datetime, platform: str | None = None
+    *,
+    cwd: str,
+    permission: Permission,
+    sandbox: bool,
+    now: datetime,
+    protected: Protected = NOTHING,
+    platform: str | None = None,
 ) -> dict[str, str]:
     """In their order, none without text. ``sandbox``: whether one works here (A-7)."""
     date, platform = now.strftime("%Y-%m-%d"), platform or _platform()
@@ -79,7 +86,7 @@ def prompt_sections(
         "environment": _ENVIRONMENT.format(cwd=cwd, date=date, platform=platform),
         "permission": _permission(permission, sandbox=sandbox),
         "guidance": _GUIDANCE,
-        "instructions": "\n\n".join(_instructions(cwd)),
+        "instructions": "\n\n".join(_instructions(cwd, protected)),
     }
     return {name: text for name, text in sections.items() if text}
 
@@ -89,12 +96,12 @@ def joined(sections: Mapping[str, str]) -> str:
     return "\n\n".join(sections.values()) + "\n"
 
 
-def _instructions(cwd: str) -> Iterator[str]:
+def _instructions(cwd: str, protected: Protected) -> Iterator[str]:
     """From the root down, so that the nearest directory has the last word."""
     for directory in _from_root(cwd):
         for name in INSTRUCTIONS:
             path = os.path.join(directory, name)
-            text = _text(path)
+            text = _text(path, protected)
             if text is not None:
                 yield f"Instructions from {path}:\n\n{text.strip()}"
                 break
@@ -107,10 +114,13 @@ def _from_root(cwd: str) -> list[str]:
     return directories[::-1]
 
 
-def _text(path: str) -> str | None:
+def _text(path: str, protected: Protected) -> str | None:
+    """A tool may have made it a link to what tools are denied, and the prompt goes to the model (A-7)."""
     try:
-        with open(open_regular(path), "rb") as file:
-            data = file.read(INSTRUCTIONS_BYTES + 1)
+        with pinned(real_path(path)) as place:
+            require_allowed(place, protected)
+            with open(place.open(), "rb") as file:
+                data = file.read(INSTRUCTIONS_BYTES + 1)
     except (OSError, ValueError):
         return None  # missing is the usual case; what cannot be read, a FIFO or a directory too, counts as missing
     if len(data) <= INSTRUCTIONS_BYTES:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from loop_protocol.v1.types import TextBlock
 from loopd.agent import Ask, ToolOutcome, ToolScope
 
-CHANGES = "changing files takes a person in this preset"
-
 
 def told(text: str, *, is_error: bool = False) -> ToolOutcome:
     return ToolOutcome([TextBlock(text)], is_error)
