@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import uuid
-from typing import assert_never
+from typing import Any, assert_never
 
 import trio
 
@@ -136,9 +137,12 @@ class Context:
         return message
 
     async def approve(self, call: ToolCallBlock, ask: Ask) -> str | None:
+        await trio.lowlevel.checkpoint()
         self._require_speaking()
-        await trio.lowlevel.checkpoint()  # a run that was stopped asks nobody any more
-        approvals, policy = self._core.approvals, self._run.approvals
+        # Where a tool shields what it does: a run that was stopped asks nobody any more.
+        if self._run.stop_requested or self._core.closed:
+            return answer_for("cancelled", None)
+        approvals, policy, ask = self._core.approvals, self._run.approvals, sayable(ask)
         if approvals.grant_covers(ask.rules):
             return None
         answered = trio.Event()
@@ -151,6 +155,8 @@ class Context:
             approvals.settle(pending, Resolution("timed-out"))
         finally:
             approvals.settle(pending, Resolution("cancelled"))
+        # A stop right after the answer: it was allowed, and must not happen any more.
+        await trio.lowlevel.checkpoint_if_cancelled()
         resolution = pending.resolution
         assert resolution is not None
         return answer_for(resolution.outcome, resolution.feedback)
@@ -208,6 +214,21 @@ class Context:
     def _require_speaking(self) -> None:
         if not self._run.generating:
             raise RuntimeError("this run has ended")
+
+
+def sayable(ask: Ask) -> Ask:
+    """An undecodable file name cannot be told: it is shown with question marks (K-27). A rule with one could mean
+    another file too, so there is none then."""
+    texts: dict[str, Any] = {
+        name: _encodable(text) for name, text in dataclasses.asdict(ask).items() if isinstance(text, str)
+    }
+    if all(rule == _encodable(rule) for rule in ask.rules):
+        return dataclasses.replace(ask, **texts)
+    return dataclasses.replace(ask, **texts, rules=(), rules_refused="it names a file whose name is no valid text")
+
+
+def _encodable(text: str) -> str:
+    return text.encode(errors="replace").decode()
 
 
 def unacceptable(error: UnsupportedInput | ModelUnavailable | Declined) -> ErrorInfo:
