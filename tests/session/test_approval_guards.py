@@ -1,5 +1,5 @@
-"""Every method while a request for approval waits, alone and over what else may be true then (A-3): it is refused exactly
-as ``core/guards.py`` says, by what a person can settle, and a refusal changes nothing (I-10)."""
+"""Every method while a request for approval waits, alone and over what else may be true then (A-3): it is refused
+exactly as ``core/guards.py`` says, by what a person can settle, and a refusal changes nothing (I-10)."""
 
 from __future__ import annotations
 
