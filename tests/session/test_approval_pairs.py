@@ -1,7 +1,8 @@
-"""Every two things that may settle a request for approval, or that may not, at one moment, in both orders, right before
-it is asked and while it waits; each alone and with a stop at the other sides of the awaits around the asking. It is settled
-exactly once, before the save, and the call begins only if it was allowed and nobody had stopped the run. What became of
-each pair is printed.
+"""Every two things that may settle a request for approval, or that may not, at one moment, in both orders.
+
+Right before it is asked, while it waits and once it is allowed; each alone and with a stop at the other sides of the
+awaits around the asking. It is settled exactly once, before the save, and the call begins only if it was allowed and
+nobody had stopped the run. What became of each pair is printed.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ LEAVING = ["requester goes", "approver goes", "detach"]
 ACTS = [*ANSWERS, "timeout", *STOPS, *ENDS, "bug", *LEAVING, "add"]
 # Both sides of each await, in their order: before it is asked, while it waits, and after it was allowed.
 UNASKED, WAITING, ALLOWED = [1, 2], [3], [4, 5, 6]
-ALL_PAIRS = [2, 3]
+ALL_PAIRS = [2, 3, 4]
 PATIENCE_S = 20.0
 MINUTE = 60.0
 
