@@ -14,6 +14,7 @@ from loop_protocol.v1.types import TextBlock
 from loopd.agent import Ask, Reply, ToolOutcome, ToolScope
 
 RULE = "ask: touch"
+REASON = "it changes things"
 UNPARSED = "it cannot be parsed"
 
 
@@ -36,7 +37,7 @@ class Asking:
     async def run(self, arguments: AskArguments, scope: ToolScope) -> ToolOutcome:
         ask = Ask(
             operation="command",
-            reason="it changes things",
+            reason=REASON,
             sandbox="nothing",
             rules=arguments.rules,
             rules_refused=None if arguments.rules else UNPARSED,
