@@ -10,9 +10,10 @@ from asking import RULE, UNPARSED, Asking, asks
 from inprocess import PlayedModel, running, text
 
 from loop_protocol.client import Client
-from loop_protocol.trio_client import open_client
+from loop_protocol.replica import fold
+from loop_protocol.trio_client import follow, open_client
 from loop_protocol.v1.errors import RpcError
-from loop_protocol.v1.events import ApprovalRequested, ApprovalResolved
+from loop_protocol.v1.events import ApprovalRequested, ApprovalResolved, EventParams
 from loop_protocol.v1.types import ApprovalRequest
 
 
@@ -50,6 +51,31 @@ async def test_the_trio_client_lists_and_answers_while_its_own_run_waits(tmp_pat
             await client.call("approval/resolve", {"approvalId": seen[0].approval_id, "decision": "rejected"})
         assert (late.value.kind, late.value.data["outcome"]) == ("approval_not_pending", "allowed-session")
     assert outcomes == ["success"]
+    assert tool.done == ["it"]
+
+
+async def test_who_follows_as_a_person_counts_as_there(tmp_path: Path) -> None:
+    tool = Asking()
+    async with (
+        running(tmp_path, model=PlayedModel([asks(), text("hi")]), tools=[tool]) as world,
+        open_client(world.socket, name="plugin", approvals=True) as client,
+    ):
+        opened = await client.call("runtime/open", {"cwd": world.cwd, "session": {"kind": "new"}})
+        prompt = {"sessionId": opened.session_id, "content": "x", "approvals": "reject"}
+        async with follow(opened.runtime_id, path=world.socket, approvals=True) as items:
+            state = (await anext(items)).state
+            run = await client.call("session/prompt", prompt)
+            async for item in items:
+                assert isinstance(item, EventParams)
+                state = fold(state, item)
+                for request in state.approvals:
+                    answer = {"approvalId": request.approval_id, "decision": "allowed-once"}
+                    await client.call("approval/resolve", answer)
+                if isinstance(item.event, ApprovalResolved):
+                    assert item.event.by is not None
+                    assert item.event.by.startswith("plugin (pid ")
+                    break
+        await client.call("run/wait", {"runId": run.run_id})
     assert tool.done == ["it"]
 
 
