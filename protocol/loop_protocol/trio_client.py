@@ -220,7 +220,7 @@ class Client(JsonRpcConnection):  # type: ignore[misc]
 async def open_client(
     path: str | None = None, *, name: str = "loop_protocol", approvals: bool = False
 ) -> AsyncIterator[Client]:
-    """Connect and say hello; without ``path`` to this user's daemon. ``approvals``: a person is here whom tools may ask.
+    """Connect and say hello; without ``path`` to this user's daemon. ``approvals``: a person is here whom tools ask.
     Raises OSError when nobody listens, :class:`RpcError` when the versions do not fit."""
     async with await trio.open_unix_socket(path or paths.socket_path(os.environ)) as stream, _nursery() as nursery:
         transport = SocketTransport(stream)
