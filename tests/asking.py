@@ -15,6 +15,7 @@ from loopd.agent import Ask, Reply, ToolOutcome, ToolScope
 
 RULE = "ask: touch"
 REASON = "it changes things"
+PATIENCE_S = 5.0
 UNPARSED = "it cannot be parsed"
 
 
@@ -74,13 +75,15 @@ async def person(world: World, name: str = "nvim", *, attach: str | None = None,
 
 async def requested(wire: Wire) -> str:
     """The id of the next request."""
-    event = (await wire.event("approval_requested")).event
+    with trio.fail_after(PATIENCE_S):
+        event = (await wire.event("approval_requested")).event
     assert isinstance(event, ApprovalRequested)
     return event.request.approval_id
 
 
 async def resolved(wire: Wire) -> ApprovalResolved:
-    event = (await wire.event("approval_resolved")).event
+    with trio.fail_after(PATIENCE_S):
+        event = (await wire.event("approval_resolved")).event
     assert isinstance(event, ApprovalResolved)
     return event
 
