@@ -21,7 +21,6 @@ from .agent import (
 )
 from .agent.loop import Agent
 from .agent.prompt import joined, prompt_sections
-from .core.approvals import Approvals
 from .core.guards import Declined
 from .core.runs import RunState
 from .core.state import SessionCore
@@ -41,7 +40,6 @@ class Run:
     """A run's task: ``scope`` is its only way to be cancelled, ``done`` comes after ``run_settled``."""
 
     state: RunState
-    approvals: Approvals
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     done: trio.Event = field(default_factory=trio.Event)
 
@@ -50,7 +48,6 @@ class Run:
         if self.state.generating:
             self.state.stop_requested = True
             self.scope.cancel()
-            self.approvals.cancel()  # at once: an answer that comes now comes too late (A-4)
         return self.state.stop_requested
 
     async def result(self) -> RunResult | None:

@@ -136,8 +136,11 @@ class Context:
         return message
 
     async def approve(self, call: ToolCallBlock, ask: Ask) -> str | None:
+        await trio.lowlevel.checkpoint()
         self._require_speaking()
-        await trio.lowlevel.checkpoint()  # a run that was stopped asks nobody any more
+        # Where a tool shields what it does: a run that was stopped asks nobody any more.
+        if self._run.stop_requested or self._core.closed:
+            return answer_for("cancelled", None)
         approvals, policy = self._core.approvals, self._run.approvals
         if approvals.grant_covers(ask.rules):
             return None
@@ -151,6 +154,8 @@ class Context:
             approvals.settle(pending, Resolution("timed-out"))
         finally:
             approvals.settle(pending, Resolution("cancelled"))
+        # A stop right after the answer: it was allowed, and must not happen any more.
+        await trio.lowlevel.checkpoint_if_cancelled()
         resolution = pending.resolution
         assert resolution is not None
         return answer_for(resolution.outcome, resolution.feedback)
@@ -159,7 +164,7 @@ class Context:
         core, now, timeout_ms = self._core, self._core.clock.now_ms(), self._run.approvals.timeout_ms
         assert core.runtime_id is not None
         return ApprovalRequest(
-            approval_id=str(uuid.uuid4()),
+            approval_id=uuid.uuid4().hex[:8],  # people type it
             runtime_id=core.runtime_id,
             session_id=core.id,
             run_id=self._run.id,

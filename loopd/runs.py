@@ -160,7 +160,7 @@ class Runs:
 
     def _begin(self, state: RunState, approvals: ApprovalPolicy, message: UserMessage | None = None) -> Run:
         state.approvals = approvals
-        self.current = run = Run(state, self._core.approvals)
+        self.current = run = Run(state)
         self.on_begin(run)
         if message is not None:
             self._titles.accept(message)
@@ -195,6 +195,10 @@ class Runs:
         """Ask the run to end; answers it. What waits does not start by itself after that, not even where generation was
         over already: nobody who stops wants the next one to begin (Q-3)."""
         self._core.queue.pause("stopped")
-        if self.current:
-            self.current.stop()
+        self.interrupt()
         return self.current
+
+    def interrupt(self) -> None:
+        """Ask the run to end. What it asks is settled with it: an answer that comes now comes too late (A-4)."""
+        if self.current and self.current.stop():
+            self._core.approvals.cancel()

@@ -9,6 +9,7 @@ import trio
 
 from .agent import Tool
 from .config import Config
+from .core.approvals import Settled
 from .core.timings import Clock
 from .event_log import Pump
 from .models import Catalogue
@@ -19,7 +20,7 @@ from .watch import Watch
 
 @dataclass(slots=True, kw_only=True)
 class Services:
-    """``draining`` and the counters are all that changes here."""
+    """``draining``, the counters and what ``approvals`` remembers are all that changes here."""
 
     config: Config
     clock: Clock
@@ -36,6 +37,7 @@ class Services:
     draining: bool = False
     counters: dict[str, int] = field(default_factory=dict)
     pump: Pump = field(default_factory=Pump)
+    approvals: Settled = field(default_factory=Settled)
     watch: Watch = field(init=False)
 
     def __post_init__(self) -> None:

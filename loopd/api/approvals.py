@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from loop_protocol.v1 import methods as m
 
-from ..core.guards import Declined, Operation
+from ..core.guards import Operation
 from .call import Call
 
 
@@ -18,11 +18,11 @@ def approval_list(call: Call, params: m.ApprovalListParams) -> m.ApprovalListRes
 def approval_resolve(call: Call, params: m.ApprovalResolveParams) -> m.ApprovalResolveResult:
     for runtime in call.runtimes.by_id.values():
         session = runtime.session
-        if session.core.approvals.knows(params.approval_id):
+        if params.approval_id in session.core.approvals.pending:
             session.require(Operation.ANSWER_APPROVAL)
             runtime.touch()
             session.core.approvals.answer(
                 params.approval_id, params.decision, by=call.client.name, feedback=params.feedback
             )
             return m.ApprovalResolveResult(approval_id=params.approval_id, outcome=params.decision)
-    raise Declined("approval_not_pending", f"no approval {params.approval_id} waits for an answer")
+    raise call.daemon.services.approvals.refusal(params.approval_id)

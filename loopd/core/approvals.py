@@ -1,7 +1,8 @@
 """What waits for a person's answer: requests of one session's tools, in memory only (A-1…A-6).
 
 Each is settled exactly once, by whatever comes first: an answer, its deadline, a stop, the end of its run. What was
-allowed for the session is kept as rules, and they are what the person was shown.
+allowed for the session is kept as rules, and they are what the person was shown; they go with the opening, and with the
+preset in which it was allowed.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 from loop_protocol.v1.events import ApprovalRequested, ApprovalResolved, Event
 from loop_protocol.v1.types import ApprovalOutcome, ApprovalRequest, Decision
@@ -43,15 +44,38 @@ def _nobody(_: Any) -> None:
     """Listens."""
 
 
+class Settled:
+    """What the last ``REMEMBERED`` requests came to: of all sessions, since who answers late may find another one open
+    (K-43)."""
+
+    def __init__(self) -> None:
+        self._resolutions: OrderedDict[str, Resolution] = OrderedDict()
+
+    def remember(self, approval_id: str, resolution: Resolution) -> None:
+        self._resolutions[approval_id] = resolution
+        if len(self._resolutions) > REMEMBERED:
+            self._resolutions.popitem(last=False)
+
+    def refusal(self, approval_id: str) -> Declined:
+        """Of an answer to what does not wait: with what it came to and who answered, if that is remembered (A-2)."""
+        settled = self._resolutions.get(approval_id)
+        if settled is None:
+            return Declined("approval_not_pending", f"no approval {approval_id} waits for an answer")
+        by = {} if settled.by is None else {"by": settled.by}
+        text = f"this approval is settled: {settled.outcome}" + (f", by {settled.by}" if settled.by else "")
+        return Declined("approval_not_pending", text, outcome=settled.outcome, **by)
+
+
 @dataclass(slots=True)
 class Approvals:
-    """``observe`` is told what ``announce`` is told: it is for people who look at all sessions."""
+    """``observe`` is told what ``announce`` is told: it is for people who look at all sessions. ``settled`` is what all
+    sessions remember."""
 
     announce: Announce
     observe: Callable[[Event], None] = _nobody
+    settled: Settled = field(default_factory=Settled)
     pending: dict[str, Pending] = field(default_factory=dict)
     grants: set[str] = field(default_factory=set)
-    _settled: OrderedDict[str, Resolution] = field(default_factory=OrderedDict)
 
     def state(self) -> list[ApprovalRequest]:
         return [one.request for one in self.pending.values()]
@@ -66,11 +90,8 @@ class Approvals:
         return pending
 
     def answer(self, approval_id: str, decision: Decision, *, by: str, feedback: str | None) -> None:
-        """Of one that :meth:`knows`. Raises ``Declined`` where it is settled already, with what it came to and who
-        answered; ``Invalid`` for an answer that it cannot have: then it still waits."""
-        pending = self.pending.get(approval_id)
-        if pending is None:
-            self._refuse_late(approval_id)
+        """Of one that is pending. Raises ``Invalid`` for an answer that it cannot have: then it still waits."""
+        pending = self.pending[approval_id]
         request = pending.request
         if feedback is not None and decision != "rejected":
             raise Invalid("feedback goes with rejected: what is allowed runs as it is", "feedback")
@@ -88,9 +109,7 @@ class Approvals:
         pending.resolution = resolution
         approval_id = pending.request.approval_id
         del self.pending[approval_id]
-        self._settled[approval_id] = resolution
-        if len(self._settled) > REMEMBERED:
-            self._settled.popitem(last=False)
+        self.settled.remember(approval_id, resolution)
         self._tell(ApprovalResolved(approval_id, resolution.outcome, resolution.by, resolution.feedback))
         pending.wake()
 
@@ -98,16 +117,6 @@ class Approvals:
         """Whatever waits: nobody wants it any more (A-4)."""
         for pending in tuple(self.pending.values()):
             self.settle(pending, Resolution("cancelled"))
-
-    def knows(self, approval_id: str) -> bool:
-        """It waits here, or did."""
-        return approval_id in self.pending or approval_id in self._settled
-
-    def _refuse_late(self, approval_id: str) -> NoReturn:
-        settled = self._settled[approval_id]
-        by = {} if settled.by is None else {"by": settled.by}
-        text = f"this approval is settled: {settled.outcome}" + (f", by {settled.by}" if settled.by else "")
-        raise Declined("approval_not_pending", text, outcome=settled.outcome, **by)
 
     def _tell(self, event: Event) -> None:
         self.announce.publish(event)

@@ -232,7 +232,7 @@ class Queue:
 
 
 def _ordinary(item: Item) -> Item:
-    return Item(replace(item.shown, steer=False), item.content, item.request)
+    return dataclasses.replace(item, shown=replace(item.shown, steer=False))
 
 
 def _by_size(content: Sequence[UserBlock]) -> list[UserBlock]:

@@ -271,6 +271,8 @@ class SessionCore:
     def apply(self, *, updated_at: int, model: ModelRef | None = None, permission: Permission | None = None) -> None:
         """A setting that was just saved becomes true; freeing the slot announces it."""
         self.updated_at = updated_at
+        if permission not in (None, self.permission):
+            self.approvals.grants.clear()  # they were given in another preset (A-5)
         self.model = model or self.model
         self.permission = permission or self.permission
 

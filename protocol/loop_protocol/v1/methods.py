@@ -389,6 +389,8 @@ class StopResult(Wire, frozen=True):
 
 
 class ResumeParams(ApprovingParams, frozen=True, kw_only=True):
+    """What it says of approvals is for the run that it resumes; a queued input has its own."""
+
     session_id: Identifier
 
 
