@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import trio
 
 from .agent import Tool
+from .agent.tools.sandbox import Sandbox
 from .config import Config
 from .core.timings import Clock
 from .event_log import Pump
@@ -31,6 +32,7 @@ class Services:
     rescue_roots: Sequence[str]
     environ: dict[str, str]
     umask: int = 0o022  # of tools whose caller did not say
+    sandbox: Sandbox | None = None  # that of the tools; where there is none, nobody asks for its status
     # A whole history is in memory while it is read: not all of 64 requests at once.
     reading: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(2))
     draining: bool = False
