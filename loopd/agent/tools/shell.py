@@ -179,8 +179,8 @@ def _ending(returncode: int | None, *, enclosed: bool) -> str:
     if returncode < 0:
         return f"[killed by signal {-returncode}: {signal.strsignal(-returncode)}]"
     # Out of a sandbox a signal comes as shells tell it, and a program may end with the same number by itself.
-    if enclosed and (name := returncode > 128 and signal.strsignal(returncode - 128)):
-        return f"[exit code {returncode}, as of signal {returncode - 128}: {name}]"
+    if enclosed and returncode - 128 in signal.valid_signals():
+        return f"[exit code {returncode}, as of signal {returncode - 128}: {signal.strsignal(returncode - 128)}]"
     return f"[exit code {returncode}]"
 
 
