@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import sys
 from collections.abc import Awaitable, Callable
@@ -20,7 +21,8 @@ from loopd.agent.tools.shell import Bash, BashArguments
 pytestmark = pytest.mark.usefixtures("subreaper", "sandbox")
 
 Inside = Callable[..., Awaitable[tuple[str, bool]]]
-PYTHON = os.path.realpath(sys.executable)
+# Not one that only root or only the host's /tmp has.
+PYTHON = shutil.which("python3", path="/usr/bin:/bin") or os.path.realpath(sys.executable)
 
 
 @pytest.fixture
