@@ -94,7 +94,7 @@ async def test_a_command_may_tidy_up_at_its_time_limit_and_is_still_an_error(
     make_scope: MakeScope, way: Permission
 ) -> None:
     text, is_error = await bash(
-        make_scope(permission=way), 'trap "echo bye; exit 0" TERM; sleep 30 & wait', timeout_ms=200
+        make_scope(permission=way), 'trap "sleep 0.5; echo bye; exit 0" TERM; sleep 30 & wait', timeout_ms=200
     )
     assert is_error
     assert text == "bye\n[stopped at the time limit of 0.2 s]"
