@@ -18,6 +18,7 @@ from . import __version__, commands, systemd
 from .agent.protected import Protected
 from .agent.tools import session_tools
 from .agent.tools.process import become_subreaper
+from .agent.tools.sandbox import Sandbox
 from .concealment import conceal_environment, own_files
 from .config import Config, ConfigError, load
 from .core.timings import Clock
@@ -111,17 +112,21 @@ def services_for(
         log_file=os.path.abspath(log_file) if log_file else None,
         environ=os.environ,
     )
+    protected = Protected(own)
+    sandbox = Sandbox(protected)
     return Services(
         config=settings,
         clock=Clock(),
         models=Catalogue(settings, os.environ),
-        tools=session_tools(bash_timeout_s=settings.tools.bash_timeout_s, protected=Protected(own)),
+        tools=session_tools(bash_timeout_s=settings.tools.bash_timeout_s, protected=protected, sandbox=sandbox),
         fs=fs,
         catalog=Catalog(fs, data_dir),
         data_dir=data_dir,
         rescue_roots=roots,
         environ=dict(os.environ),
         umask=umask,
+        protected=protected,
+        sandbox=sandbox,
     )
 
 

@@ -72,7 +72,14 @@ async def generate(
             model = services.models.resolve(core.model)
             conversed = await conversation.for_model(model)
             now = datetime.fromtimestamp(services.clock.now_ms() / 1000)
-            prompt = partial(prompt_sections, cwd=core.cwd, permission=core.permission, sandbox=True, now=now)
+            prompt = partial(
+                prompt_sections,
+                cwd=core.cwd,
+                permission=core.permission,
+                sandbox=services.sandbox is None or (await services.sandbox.tried()).works,
+                now=now,
+                protected=services.protected,
+            )
             sections = await in_thread(("prompt", core.id), prompt)
             core.history.checkpoint(sections)
             agent = Agent(

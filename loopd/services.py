@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import trio
 
 from .agent import Tool
+from .agent.protected import NOTHING, Protected
+from .agent.tools.sandbox import Sandbox
 from .config import Config
 from .core.approvals import Settled
 from .core.timings import Clock
@@ -32,6 +34,8 @@ class Services:
     rescue_roots: Sequence[str]
     environ: dict[str, str]
     umask: int = 0o022  # of tools whose caller did not say
+    protected: Protected = NOTHING  # what tools never get
+    sandbox: Sandbox | None = None  # that of the tools; where there is none, nobody asks for its status
     # A whole history is in memory while it is read: not all of 64 requests at once.
     reading: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(2))
     draining: bool = False

@@ -55,6 +55,7 @@ def server_status(call: Call, _: m.NoParams) -> m.ServerStatus:
         socket=daemon.socket_path,
         data_dir=daemon.services.data_dir,
         counters=dict(daemon.services.counters),
+        sandbox=daemon.services.sandbox.status if daemon.services.sandbox else None,
     )
 
 

@@ -9,8 +9,12 @@ from collections.abc import Iterator
 
 import click
 import msgspec
+import trio
 
 from loop_protocol import paths
+from loop_protocol.v1.methods import SandboxStatus
+from loopd.agent.tools.process import become_subreaper
+from loopd.agent.tools.sandbox import Sandbox
 from loopd.config import ConfigError, load
 from loopd.storage.checkup import Checkup, Finding
 from loopd.storage.document import META
@@ -48,7 +52,8 @@ def doctor(
     data = data_directory(data_dir)
     roots = rescue_roots(data, os.environ, os.path.abspath(rescue_dir) if rescue_dir else None)
     checkup = Checkup(FileSystem(), data, roots, os.geteuid())
-    findings = _of_one(checkup, path) if path else _of_all(checkup, config, socket)
+    sandbox = None if path else _sandbox()
+    findings = _of_one(checkup, path) if path else _of_all(checkup, config, socket, sandbox)
     seen: list[Finding] = []
     for finding in map(_printable, findings):
         seen.append(finding)
@@ -63,7 +68,10 @@ def doctor(
         "faults": faults,
         "notes": len(seen) - faults,
     }
-    click.echo(msgspec.json.encode({"findings": seen, "summary": counts}) if json else _summary(counts))
+    if json:
+        click.echo(msgspec.json.encode({"findings": seen, "summary": counts, "sandbox": sandbox}))
+    else:
+        click.echo(_summary(counts) + ("; the sandbox works" if sandbox and sandbox.works else ""))
     sys.exit(FAULTS if faults else 0)
 
 
@@ -82,10 +90,20 @@ def _of_one(checkup: Checkup, path: str) -> Iterator[Finding]:
     yield from checkup.session(directory, derived=directory.startswith(usual))
 
 
-def _of_all(checkup: Checkup, config: str | None, socket: str | None) -> Iterator[Finding]:
+def _of_all(
+    checkup: Checkup, config: str | None, socket: str | None, sandbox: SandboxStatus | None
+) -> Iterator[Finding]:
     yield from _of_settings(config)
     yield from _of_socket(socket)
+    if sandbox is not None and sandbox.reason is not None:
+        yield Finding("note", "sandbox", sandbox.reason, "commands of restricted presets ask each time until it works")
     yield from checkup.everything()
+
+
+def _sandbox() -> SandboxStatus:
+    """Tried here and now, as the daemon tries it when it starts."""
+    become_subreaper()
+    return trio.run(Sandbox().tried)
 
 
 def _of_settings(config: str | None) -> Iterator[Finding]:

@@ -7,15 +7,19 @@ import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 import trio
 from msgspec import Meta, Struct
 
 from loopd.agent import Ask, ToolOutcome, ToolScope
+from loopd.agent.tools.commands import rules_of
+from loopd.agent.tools.enclosure import Enclose
 from loopd.agent.tools.excerpt import Excerpt
 from loopd.agent.tools.outcomes import refused, told
 from loopd.agent.tools.process import Tree, start
+from loopd.agent.tools.sandbox import ALLOWED, PLACES, Sandbox, first_line
 
 # From SIGTERM to SIGKILL.
 GRACE_S = 2.0
@@ -28,36 +32,70 @@ SHOWN = 256 * 1024
 class BashArguments(Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     command: str
     timeout_ms: Annotated[int, Meta(ge=1, le=2147483647)] | None = None
+    escalate: bool = False
+    justification: str | None = None
 
 
 class Bash:
     name = "bash"
     parameters: type[Struct] = BashArguments
 
-    def __init__(self, *, timeout_s: float) -> None:
+    def __init__(self, *, timeout_s: float, sandbox: Sandbox | None = None) -> None:
         self._timeout_s = timeout_s
-        self._shell = shutil.which("bash") or "/bin/sh"
+        self._sandbox = sandbox or Sandbox()
+        self._shell = shutil.which("bash", path=PLACES) or shutil.which("bash") or "/bin/sh"
         self.description = (
             "Run a command with bash in the working directory; the result is what it prints, and how it ended. "
             "Each call is a new shell. There is no terminal and no input. Background processes end with the shell. "
-            f"Of long output the middle is left out. The time limit is timeoutMs, else {timeout_s:g} seconds."
+            f"Of long output the middle is left out. The time limit is timeoutMs, else {timeout_s:g} seconds. "
+            "Unless the permission is danger-full-access it runs in a sandbox: no network, no sockets, and nothing can "
+            "be written but $TMPDIR and, with workspace-write, the working directory without its .git. What needs "
+            "more, git commit for example, takes escalate with a justification: the person is asked."
         )
 
     async def run(self, arguments: BashArguments, scope: ToolScope) -> ToolOutcome:
-        reason = "each command takes a person in this preset"
-        if refusal := await refused(scope, Ask(operation="command", reason=reason, sandbox="nothing")):
-            return refusal
+        enclose = None
+        if scope.permission != "danger-full-access":
+            if arguments.escalate and not (arguments.justification or "").strip():
+                return told("Nothing ran: escalate takes a justification, for the person who is asked.", is_error=True)
+            status = await self._sandbox.tried()
+            allowed = ALLOWED[scope.permission] if status.works else f"there is no sandbox here: {status.reason}"
+            if status.works and not arguments.escalate:
+                enclose = partial(self._sandbox.enclosure, scope.permission, scope.cwd)
+            elif refusal := await refused(scope, _ask(arguments, allowed, works=status.works)):
+                return refusal
+        return await self._in_shell(arguments, scope, enclose)
+
+    async def _in_shell(self, arguments: BashArguments, scope: ToolScope, enclose: Enclose | None) -> ToolOutcome:
         argv = [self._shell, "-c", "--", arguments.command]
         try:
-            tree = await start(argv, cwd=scope.cwd, env=scope.env.variables, umask=scope.env.umask)
+            tree = await start(argv, cwd=scope.cwd, env=scope.env.variables, umask=scope.env.umask, enclose=enclose)
         except (OSError, ValueError) as error:
             return told(_not_started(error, scope.cwd), is_error=True)
         limit_s = self._timeout_s if arguments.timeout_ms is None else arguments.timeout_ms / 1000
         printed = Printed(scope.output)
         async with tree:
             course = await _follow(tree, printed, limit_s=limit_s)
-        text, is_error = _result(printed.finish(), course, tree.returncode, limit_s)
+        output = printed.finish()
+        if enclose is None:
+            text, is_error = _result(output, course, tree.returncode, limit_s)
+        elif not tree.entered and not course.timed_out and (tree.returncode or 0) > 0:
+            return told(f"Nothing ran, the sandbox could not be set up: {first_line(output)}", is_error=True)
+        else:
+            text, is_error = _result(output, course, tree.returncode, limit_s, enclosed=True)
         return told(text, is_error=is_error)
+
+
+def _ask(arguments: BashArguments, allowed: str, *, works: bool) -> Ask:
+    rules = rules_of(arguments.command)
+    return Ask(
+        operation="command",
+        reason="it wants to run outside the sandbox" if works else f"each command takes a person: {allowed}",
+        sandbox=allowed if works else "there is none",
+        rules=rules.rules,
+        rules_refused=rules.refused,
+        justification=arguments.justification,
+    )
 
 
 class Printed:
@@ -108,8 +146,8 @@ async def _follow(tree: Tree, printed: Printed, *, limit_s: float) -> Course:
         with trio.move_on_after(limit_s) as timer:
             await tree.exited()
         if timer.cancelled_caught:
-            tree.signal(signal.SIGTERM)
             with trio.move_on_after(GRACE_S):
+                await tree.terminate()
                 await tree.exited()
         with trio.move_on_after(DRAIN_S):
             await closed.wait()
@@ -117,7 +155,9 @@ async def _follow(tree: Tree, printed: Printed, *, limit_s: float) -> Course:
     return Course(timed_out=timer.cancelled_caught, held=not closed.is_set())
 
 
-def _result(output: str, course: Course, returncode: int | None, limit_s: float) -> tuple[str, bool]:
+def _result(
+    output: str, course: Course, returncode: int | None, limit_s: float, *, enclosed: bool = False
+) -> tuple[str, bool]:
     """What the model reads, and whether it is an error."""
     notes = []
     if course.timed_out:
@@ -125,7 +165,7 @@ def _result(output: str, course: Course, returncode: int | None, limit_s: float)
     elif course.held:
         notes.append("[what still ran in the background was ended]")
     if returncode != 0 and not course.timed_out:
-        notes.append(_ending(returncode))
+        notes.append(_ending(returncode, enclosed=enclosed))
     if not output:
         notes.insert(0, "[no output]")
     elif notes and not output.endswith("\n"):
@@ -133,11 +173,14 @@ def _result(output: str, course: Course, returncode: int | None, limit_s: float)
     return output + "\n".join(notes), course.timed_out or returncode != 0
 
 
-def _ending(returncode: int | None) -> str:
+def _ending(returncode: int | None, *, enclosed: bool) -> str:
     if returncode is None:
         return "[it did not die when it was killed]"
     if returncode < 0:
         return f"[killed by signal {-returncode}: {signal.strsignal(-returncode)}]"
+    # Out of a sandbox a signal comes as shells tell it, and a program may end with the same number by itself.
+    if enclosed and returncode - 128 in signal.valid_signals():
+        return f"[exit code {returncode}, as of signal {returncode - 128}: {signal.strsignal(returncode - 128)}]"
     return f"[exit code {returncode}]"
 
 

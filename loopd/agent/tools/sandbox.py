@@ -1,0 +1,218 @@
+"""The sandbox of a restricted preset: the host read-only, without network, and without the daemon's own files (A-7).
+
+It is made by bubblewrap anew for each command and goes with it. ``die-with-parent`` must not be used: the parent is the
+thread that started it, which ends after ten idle seconds.
+
+What it does not keep from a command: reading whatever else the person may read, opening a FIFO of the host for
+writing (no mount forbids that), and in the writable workspace a repository below it or one that it makes itself: only
+the workspace's own ``.git`` is read-only.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Literal
+
+import trio
+
+from loop_protocol.v1.methods import SandboxStatus
+from loopd.agent.protected import NOTHING, Protected
+from loopd.agent.tools.enclosure import Enclosure
+from loopd.agent.tools.process import start
+from loopd.agent.tools.seccomp import program_for
+
+log = logging.getLogger(__name__)
+
+Preset = Literal["read-only", "workspace-write"]
+
+# Where a shell is. Of the PATH only the system's own directories count: it may lead through a workspace, where a
+# command would leave a bwrap for the next start to find.
+PLACES = "/usr/bin:/bin:/usr/local/bin:/run/current-system/sw/bin"
+# It takes 20 ms as a rule.
+TRIAL_S = 5.0
+_LINKS = 40
+ALLOWED: dict[Preset, str] = {
+    "read-only": "reading files; no writing except below $TMPDIR, no network",
+    "workspace-write": "reading files, writing in the workspace (not its .git) and below $TMPDIR; no network",
+}
+_NAMESPACES = [f"--unshare-{kind}" for kind in ("user", "pid", "net", "ipc", "uts", "cgroup-try")]
+# Settings of the kernel that keep bubblewrap from working, by what they are then.
+_SYSCTLS = {
+    ("kernel/apparmor_restrict_unprivileged_userns", "1"): "AppArmor has to allow it, by a profile for bwrap or with "
+    "`sysctl kernel.apparmor_restrict_unprivileged_userns=0`",
+    ("kernel/unprivileged_userns_clone", "0"): "`sysctl kernel.unprivileged_userns_clone=1` allows it",
+    ("user/max_user_namespaces", "0"): "`sysctl user.max_user_namespaces` has to be more than 0",
+}
+
+
+class Sandbox:
+    """``status`` is None until it was tried, which happens once: after READY, or with the first command."""
+
+    def __init__(self, protected: Protected = NOTHING, *, places: str | None = None) -> None:
+        self.status: SandboxStatus | None = None
+        self._protected = protected
+        self._bwrap = _systems_own("bwrap") if places is None else shutil.which("bwrap", path=places)
+
+    async def tried(self) -> SandboxStatus:
+        """Whether it works here. Never raises, takes ``TRIAL_S`` at most."""
+        if self.status is None:
+            reason = await self._trial()
+            self.status = SandboxStatus(reason is None, reason)
+            if reason is not None:
+                log.warning("there is no sandbox, so each command of a restricted preset asks: %s", reason)
+        return self.status
+
+    async def _trial(self) -> str | None:
+        try:
+            enclose = partial(self.enclosure, "read-only", "/")
+            tree = await start(["/bin/sh", "-c", ":"], cwd="/", env={}, umask=0o077, enclose=enclose)
+        except (OSError, NotImplementedError) as error:
+            return str(error) if isinstance(error, NotImplementedError) else error.strerror
+        said = b""
+        async with tree:
+            with trio.move_on_after(TRIAL_S) as bound:
+                while data := await tree.read():
+                    said = (said + data)[:1000]
+                await tree.exited()
+        if tree.returncode == 0 and tree.entered:
+            return None
+        what = "it did not end in time" if bound.cancelled_caught else first_line(said)
+        hint = await trio.to_thread.run_sync(_hint)
+        return "; ".join([f"bubblewrap does not work here: {what}", *hint])
+
+    def enclosure(self, preset: Preset, workspace: str) -> Enclosure:
+        """The command that makes it. ``workspace`` is a real path. It looks at the disk; raises OSError.
+
+        Protected directories that a command could make in its workspace are made first, since what is not there cannot
+        be covered.
+        """
+        if self._bwrap is None:
+            raise FileNotFoundError(errno.ENOENT, "bubblewrap is not installed (package: bubblewrap)")
+        if os.path.realpath(workspace) != workspace:  # another session's command may have put a link there meanwhile
+            raise OSError(errno.ELOOP, f"the workspace {workspace} leads somewhere else by now")
+        writable = preset == "workspace-write"
+        mounts = _private(preset, workspace)
+        if workspace != "/":  # mounted again, for it may lie below what is private
+            mounts += ["--bind" if writable else "--ro-bind", workspace, workspace]
+        covers = _covers(self._protected.paths, workspace if writable else None)
+        mounts += [word for _, words in sorted(covers.items()) for word in words]  # parents first
+        # Run by root it would keep root's capabilities.
+        argv = [self._bwrap, *_NAMESPACES, "--cap-drop", "ALL", *mounts, "--chdir", workspace]
+        return Enclosure(argv, program_for(), {"TMPDIR": "/tmp" if writable else "/dev/shm"})
+
+
+def _systems_own(name: str) -> str | None:
+    for directory in filter(os.path.isabs, os.environ.get("PATH", os.defpath).split(":")):
+        path = os.path.join(directory, name)
+        with suppress(OSError):
+            if all(_is_the_systems(os.stat(one)) for one in (directory, path)) and os.access(path, os.X_OK):
+                return path
+    return None
+
+
+def _is_the_systems(status: os.stat_result) -> bool:
+    return status.st_uid == 0 and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def first_line(said: bytes | str) -> str:
+    text = said.decode(errors="replace") if isinstance(said, bytes) else said
+    return text.strip().partition("\n")[0] or "it said nothing"
+
+
+def _private(preset: Preset, workspace: str) -> list[str]:
+    """The host, and what each command has for itself."""
+    if preset == "read-only":
+        private = ["--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
+        return ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", *private]
+    if workspace == "/":
+        # Devices and the kernel's settings are no files of a workspace.
+        return ["--bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--ro-bind-try", "/sys", "/sys"]
+    private = [] if workspace == "/tmp" else ["--tmpfs", "/tmp"]
+    return ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", *private]
+
+
+def _covers(protected: tuple[str, ...], workspace: str | None) -> dict[str, list[str]]:
+    """What is mounted over which path. A mount point can neither be renamed nor removed: so each directory between a
+    writable workspace and what is protected in it is one. A link can be neither, so the directory that holds one is
+    read-only."""
+    covers: dict[str, list[str]] = {}
+    hidden: list[str] = []
+    for path in sorted(set(protected)):
+        real, holders = _walk(path)
+        covers |= {holder: ["--ro-bind", holder, holder] for holder in holders if _within(holder, workspace)}
+        hidden.append(real)
+    for real in sorted(set(hidden)):
+        if any(_within(real, other) for other in hidden if other != real):
+            continue  # gone with that
+        if _within(real, workspace) and not os.path.lexists(real):
+            os.makedirs(real, 0o700, exist_ok=True)
+        if words := _hide(real):
+            covers[real] = words
+    if workspace is not None:
+        # Hooks and settings in it are run by the person's own git later, with all rights.
+        git = os.path.realpath(os.path.join(workspace, ".git"))
+        if os.path.exists(git):
+            covers.setdefault(git, ["--ro-bind", git, git])
+        for path in list(covers):
+            for parent in _between(workspace, path):
+                covers.setdefault(parent, ["--bind", parent, parent])
+    return covers
+
+
+def _hide(path: str) -> list[str]:
+    try:
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []  # where nothing can be made either
+    if stat.S_ISDIR(mode):
+        return ["--tmpfs", path, "--remount-ro", path]
+    return ["--ro-bind", "/dev/null", path]
+
+
+def _walk(path: str) -> tuple[str, set[str]]:
+    """The real path, and the directories of all links on the way to it."""
+    real, holders, links = "/", set(), 0
+    ahead = path.split("/")[::-1]
+    while ahead:
+        step = os.path.normpath(os.path.join(real, ahead.pop()))
+        try:
+            target = os.readlink(step)
+        except OSError:  # no link, or nothing at all
+            real = step
+            continue
+        if (links := links + 1) > _LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+        holders.add(os.path.dirname(step))
+        real = "/" if target.startswith("/") else real
+        ahead += target.split("/")[::-1]
+    return real, holders
+
+
+def _within(path: str, directory: str | None) -> bool:
+    return directory is not None and (path == directory or path.startswith(directory.rstrip("/") + "/"))
+
+
+def _between(directory: str, path: str) -> Iterator[str]:
+    """The directories below ``directory`` that lead to ``path``."""
+    if _within(path, directory):
+        while (path := os.path.dirname(path)) != directory and path != "/":
+            yield path
+
+
+def _hint() -> list[str]:
+    hints = []
+    for (name, value), hint in _SYSCTLS.items():
+        try:
+            with open(f"/proc/sys/{name}") as file:
+                if file.read().strip() == value:
+                    hints.append(hint)
+        except OSError:
+            continue
+    return hints
