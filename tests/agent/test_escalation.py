@@ -136,6 +136,16 @@ async def test_a_sandbox_that_fails_for_one_command_says_that_nothing_ran(
     assert not (tmp_path / "made").exists()
 
 
+async def test_a_bubblewrap_that_is_gone_is_named(make_scope: MakeScope, tmp_path: Path, sandbox: Sandbox) -> None:
+    places = fake_bwrap(tmp_path / "bin", f'exec {sandbox._bwrap} "$@"')  # A-7
+    bash = Bash(timeout_s=5, sandbox=Sandbox(places=places))
+    assert await call(bash, BashArguments("echo ran"), make_scope(permission="read-only")) == ("ran\n", False)
+    (tmp_path / "bin" / "bwrap").unlink()
+    text, is_error = await call(bash, BashArguments("echo ran"), make_scope(permission="read-only"))
+    assert is_error
+    assert text == f"The command could not be started: No such file or directory ({tmp_path}/bin/bwrap)"
+
+
 @pytest.mark.parametrize(
     ("command", "told"),
     [

@@ -189,4 +189,5 @@ def _not_started(error: OSError | ValueError, cwd: str) -> str:
     if isinstance(error, (FileNotFoundError, NotADirectoryError)) and error.filename == cwd:
         return f"The working directory {cwd} does not exist any more."
     reason = error.strerror if isinstance(error, OSError) else error
-    return f"The command could not be started: {reason}"
+    what = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
+    return f"The command could not be started: {reason}{what}"
