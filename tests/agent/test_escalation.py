@@ -11,7 +11,7 @@ import trio
 from agent_recording import MakeScope, call
 
 from loop_protocol.v1.types import Permission
-from loopd.agent import Ask
+from loopd.agent import Ask, ToolEnvironment
 from loopd.agent.tools.sandbox import Sandbox
 from loopd.agent.tools.shell import Bash, BashArguments
 
@@ -98,6 +98,34 @@ async def test_escalation_takes_a_justification_and_a_person(  # A-7, A-8
     person.answer = None
     assert await call(bash, wanted, scope) == ("got out\n", False)
     assert len(person.asked) == 2
+
+
+async def test_a_program_that_is_left_in_the_workspace_is_not_the_one_that_was_allowed(
+    make_scope: MakeScope, tmp_path: Path
+) -> None:
+    person, outside, inside = Person("Not done: no."), tmp_path / "bin", tmp_path / "ws" / "venv" / "bin"
+    outside.mkdir()
+    inside.mkdir(parents=True)
+    (outside / "git").write_text("")
+    (outside / "git").chmod(0o755)
+    bash = Bash(timeout_s=5, sandbox=Sandbox(places=str(outside)))
+
+    async def rules(path: str) -> list[str]:
+        scope = make_scope(cwd=str(tmp_path / "ws"), permission="workspace-write")
+        scope = replace(scope, ask=person.ask, env=ToolEnvironment({"PATH": path}))
+        await call(bash, BashArguments("git status && ls"), scope)
+        return list(person.asked[-1].rules)
+
+    path = f"{inside}:{outside}:/usr/bin:/bin"
+    assert await rules(path) == ["bash: git status …", "bash: ls"]
+    (inside / "git").write_text("#!/bin/sh\n")
+    assert await rules(path) == ["bash: git status …", "bash: ls"]  # bash does not run it
+    (inside / "git").chmod(0o755)
+    for way in (path, f"venv/bin:{outside}", f"{tmp_path}/ws/../ws/venv/bin:{outside}"):
+        assert (await rules(way))[0] == f"bash: {inside}/git status …"
+    (outside / "git").unlink()
+    (outside / "git").symlink_to(inside / "git")
+    assert (await rules(str(outside)))[0] == f"bash: {outside}/git status …"
 
 
 @pytest.mark.parametrize("permission", RESTRICTED)
