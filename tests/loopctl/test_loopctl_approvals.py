@@ -352,6 +352,9 @@ def test_all_that_waits_is_listed(socket_path: str, loopctl: Loopctl) -> None:  
         lines = loopctl("approvals").out.splitlines()
         assert loopctl("approvals", "list").out.splitlines()[0] == lines[0]
         assert len(json.loads(loopctl("approvals", "--json").out)["approvals"]) == 3
+        daemon.answers["approval/list"] = waiting(request(cwd="/s\x1b[2Kc\u202e"))
+        for option in ([], ["--raw"]):
+            assert r"/s\u001b[2Kc\u202e" in loopctl("approvals", *option).out
         daemon.answers["approval/list"] = waiting()
         assert loopctl("approvals").err == "loopctl: nothing waits for an approval\n"
     assert lines[0].split() == ["ID", "AGE", "CWD", "TOOL", "WHAT"]
@@ -399,6 +402,10 @@ def test_which_one_must_be_clear(socket_path: str, loopctl: Loopctl) -> None:
         )
         daemon.answers["approval/list"] = waiting()
         assert loopctl("approvals", "allow").code == 4
+        daemon.answers["approval/list"] = waiting(ONE)
+        for command in ("allow", "reject", "show"):  # a script's variable that is not set
+            ran = loopctl("approvals", command, "")
+            assert (ran.code, "the ID is empty" in ran.err) == (2, True)
     assert daemon.asked("approval/resolve") == []
 
 
