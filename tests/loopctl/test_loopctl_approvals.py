@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
+import termios
+import tty
 import unicodedata
 from typing import Any
 
@@ -209,6 +212,24 @@ def test_what_is_settled_elsewhere_takes_the_question_back(
         terminal.type("y\n")
         assert terminal.ends() == 0
     assert daemon.asked("approval/resolve") == [{"approvalId": "cc33dd44-0000", "decision": "allowed-once"}]
+
+
+def test_what_was_half_typed_is_not_left_for_the_shell(socket_path: str, cwd: str) -> None:
+    asked = Asked(cwd, ONE)
+    with ScriptedDaemon(socket_path, asked.script), at_terminal("prompt", "x") as terminal:
+        terminal.waits_for(ONCE)
+        device = os.readlink(f"/proc/{terminal.process.pid}/fd/2")
+        shell = os.open(device, os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK)
+        terminal.type("n\nrm -rf would be")
+        terminal.waits_for("no reason)> ")
+        asked.resolve("allowed-once", by="vim (pid 7)")
+        asked.settle()
+        terminal.waits_for("allowed once by vim")
+        assert terminal.process.wait(20) == 0
+        tty.setraw(shell, termios.TCSANOW)  # from here on it gives what is no whole line yet
+        with pytest.raises(BlockingIOError):
+            os.read(shell, 100)
+        os.close(shell)
 
 
 def test_a_late_answer_is_told_who_answered(socket_path: str, cwd: str) -> None:  # K-43
