@@ -54,13 +54,13 @@ _RUNNING_COMMANDS: dict[str, frozenset[str]] = {
     name: _names(commands)
     for name, commands in {
         "git": "config bisect submodule filter-branch difftool mergetool daemon instaweb for-each-repo credential "
-        "credential-store send-email merge-index remote-ext remote-fd web--browse fast-import",
+        "credential-store send-email merge-index remote-ext remote-fd fast-import",
         "cargo": "rustc rustdoc watch script",
         "go": "run generate tool env",
         "docker": "run exec create compose buildx",
         "podman": "run exec create compose",
         "kubectl": "run exec debug",
-        "npm": "exec x explore config c set init create innit edit",
+        "npm": "exec exe x explore expl config conf c set init create innit edit",
         "pip": "config",
         "pnpm": "exec dlx config",
         "yarn": "exec dlx node config",
@@ -95,14 +95,16 @@ _UNLEASHING: dict[str, tuple[str, ...]] = {
     ),
     "npm": (
         *("--script-shell", "--node-options", "--prefix", "-C", "--userconfig", "--globalconfig", "--git", "--shell"),
-        *("--editor", "--viewer", "--browser", "--init-module"),
+        *("--editor", "--viewer", "--browser", "--init-module", "--call", "-c"),
     ),
+    "pip": ("--log",),
 }
 # Their options are words of their own, with one dash or two.
 _LONG_OPTIONS = ("find", "go")
 # Of python's modules: those that are the project's tests and checks. A rule shows the whole call.
 _MODULES = _names("pytest unittest mypy ruff black")
-_COMMAND = re.compile(r"[a-z][a-z0-9-]*")
+# Not one with two dashes in it: those are helpers of others.
+_COMMAND = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
 _VERSION = re.compile(r"-?[0-9][0-9.]*$")
 # A file that is standard input, however the way there is spelled.
 _INPUT = re.compile(r"(?:^|/)(?:dev/(?:stdin|fd)|proc/[^/]+/)")
