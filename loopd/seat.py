@@ -10,6 +10,7 @@ from loop_protocol.v1.types import Permission, SessionKind
 from .core.guards import Declined, Operation
 from .event_log import EventLog
 from .session import Session
+from .storage import StorageError
 
 
 class Runtime:
@@ -85,6 +86,6 @@ async def permit(session: Session, permission: Permission | None) -> None:
         return
     try:
         await session.start(Operation.SET_PERMISSION, partial(session.saving.set, permission=permission)).wait()
-    except BaseException:
+    except StorageError:
         await closed_again(session)
         raise
