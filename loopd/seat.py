@@ -86,6 +86,8 @@ async def permit(session: Session, permission: Permission | None) -> None:
         return
     try:
         await session.start(Operation.SET_PERMISSION, partial(session.saving.set, permission=permission)).wait()
-    except StorageError:
-        await closed_again(session)
-        raise
+        return
+    except StorageError as error:
+        refusal = error
+    await closed_again(session)
+    raise refusal
