@@ -35,6 +35,11 @@ def _width() -> int:
     return 80
 
 
+def _forget_typed() -> None:
+    with suppress(termios.error):
+        termios.tcflush(sys.stdin, termios.TCIFLUSH)
+
+
 @dataclass(slots=True)
 class Asking:
     """The requests that wait, the first one being asked. ``left``: whoever was there is gone; nothing is asked then."""
@@ -56,16 +61,12 @@ class Asking:
         """Settled elsewhere; our own answers are told where they are given."""
         found = next((one for one in self.waiting if one.approval_id == event.approval_id), None)
         if found is not None:
-            self._end_question()
-            note(f"{became(event)}: {summary(found)}")
-            self._done(found)
+            self._take_back(found, became(event))
 
     def found(self, requests: list[ApprovalRequest]) -> None:
         """What waits now, where events were lost."""
         for request in [one for one in self.waiting if one not in requests]:
-            self._end_question()
-            note(f"settled meanwhile: {summary(request)}")
-            self._done(request)
+            self._take_back(request, "settled meanwhile")
         for request in requests:
             self.requested(ApprovalRequested(request))
 
@@ -126,8 +127,7 @@ class Asking:
             return
         shown, self._cut = described(request, whole=False, width=_width())
         err(f"loopctl: {shown}")
-        with suppress(termios.error):
-            termios.tcflush(sys.stdin, termios.TCIFLUSH)  # it was typed before anybody could know the question
+        _forget_typed()  # before anybody could know the question
         self._asks = request.approval_id
         self._prompt(request)
 
@@ -159,6 +159,13 @@ class Asking:
             self._ask_next()
         elif self._asks is not None:  # the question that stands there goes on
             self._prompt(self.waiting[0])
+
+    def _take_back(self, request: ApprovalRequest, said: str) -> None:
+        if self._asks == request.approval_id:
+            _forget_typed()  # else what was half typed as an answer would be the beginning of the shell's next command
+        self._end_question()
+        note(f"{said}: {summary(request)}")
+        self._done(request)
 
     def _end_question(self) -> None:
         if self._asks is not None:

@@ -168,10 +168,12 @@ def columns() -> int | None:
 
 def wrapped(line: str, width: int | None, *, words: bool = False) -> list[str]:
     """In pieces that a terminal does not break itself; None: there is none. ``words`` stay whole, if they fit."""
+    if width is None or 8 * len(line) <= width:  # however wide its characters are; the loop takes 0.6 s for a million
+        return [line]
     pieces, used = [""], 0
     for character in line:
         taken = _columns(character)
-        if width is not None and used + taken > width and pieces[-1]:
+        if used + taken > width and pieces[-1]:
             end = pieces[-1].rfind(" ", width // 2) + 1 if words else 0
             pieces[-1:] = [pieces[-1][:end], pieces[-1][end:]] if end else [pieces[-1], ""]
             used = sum(map(_columns, pieces[-1]))

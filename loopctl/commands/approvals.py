@@ -21,7 +21,7 @@ from ..asking import Asking
 from ..exits import INTERRUPTED, NO_SESSION, OK, USAGE, Failure
 from ..interrupts import Interrupts
 from ..reach import ANSWER, daemon
-from ..terminal import columns, document, note, out, out_line, raw_option, somebody_is_there, table, told
+from ..terminal import columns, document, note, out, out_line, raw_option, somebody_is_there, table, told, visible
 from ..view import View
 
 _HEADING = ["ID", "AGE", "CWD", "TOOL", "WHAT"]
@@ -131,6 +131,8 @@ def _requests(raw: bytes) -> list[ApprovalRequest]:
 
 def _one(requests: list[ApprovalRequest], id: str | None) -> ApprovalRequest | None:
     """The one that is meant. None: it does not wait, and the daemon may know why."""
+    if id == "":  # a script's variable that is not set: whatever waits is not meant
+        raise Failure("the ID is empty; without one, the only request that waits is meant", USAGE)
     if id is None and not requests:
         raise Failure("nothing waits for an approval", NO_SESSION)
     meant = [one for one in requests if one.approval_id.startswith(id or "")]
@@ -157,7 +159,9 @@ def _list(ctx: click.Context, *, json: bool) -> int:
 
 def _show_table(requests: list[ApprovalRequest]) -> None:
     now = time.time()
-    rows = [[short(one.approval_id), _age(now - one.created_at / 1000), one.cwd, one.tool_name] for one in requests]
+    rows = [
+        [short(one.approval_id), _age(now - one.created_at / 1000), visible(one.cwd), one.tool_name] for one in requests
+    ]
     width = columns()
     if width is not None:
         taken = sum(max(len(row[column]) for row in [_HEADING, *rows]) + 2 for column in range(len(_HEADING) - 1))

@@ -11,7 +11,7 @@ import trio
 from agent_recording import MakeScope, call
 
 from loop_protocol.v1.types import Permission
-from loopd.agent import Ask
+from loopd.agent import Ask, ToolEnvironment
 from loopd.agent.tools.sandbox import Sandbox
 from loopd.agent.tools.shell import Bash, BashArguments
 
@@ -100,6 +100,34 @@ async def test_escalation_takes_a_justification_and_a_person(  # A-7, A-8
     assert len(person.asked) == 2
 
 
+async def test_a_program_that_is_left_in_the_workspace_is_not_the_one_that_was_allowed(
+    make_scope: MakeScope, tmp_path: Path
+) -> None:
+    person, outside, inside = Person("Not done: no."), tmp_path / "bin", tmp_path / "ws" / "venv" / "bin"  # A-2
+    outside.mkdir()
+    inside.mkdir(parents=True)
+    (outside / "git").write_text("")
+    (outside / "git").chmod(0o755)
+    bash = Bash(timeout_s=5, sandbox=Sandbox(places=str(outside)))
+
+    async def rules(path: str) -> list[str]:
+        scope = make_scope(cwd=str(tmp_path / "ws"), permission="workspace-write")
+        scope = replace(scope, ask=person.ask, env=ToolEnvironment({"PATH": path}))
+        await call(bash, BashArguments("git status && ls"), scope)
+        return list(person.asked[-1].rules)
+
+    path = f"{inside}:{outside}:/usr/bin:/bin"
+    assert await rules(path) == ["bash: git status …", "bash: ls"]
+    (inside / "git").write_text("#!/bin/sh\n")
+    assert await rules(path) == ["bash: git status …", "bash: ls"]  # bash does not run it
+    (inside / "git").chmod(0o755)
+    for way in (path, f"venv/bin:{outside}", f"{tmp_path}/ws/../ws/venv/bin:{outside}"):
+        assert (await rules(way))[0] == f"bash: {inside}/git status …"
+    (outside / "git").unlink()
+    (outside / "git").symlink_to(inside / "git")
+    assert (await rules(str(outside)))[0] == f"bash: {outside}/git status …"
+
+
 @pytest.mark.parametrize("permission", RESTRICTED)
 async def test_what_fails_in_the_sandbox_is_not_tried_again_with_more_rights(
     make_scope: MakeScope, sandbox: Sandbox, permission: Permission
@@ -134,6 +162,16 @@ async def test_a_sandbox_that_fails_for_one_command_says_that_nothing_ran(
     assert told[1]
     assert told[0].startswith("Nothing ran, the sandbox could not be set up: bwrap: Can't find source path /not-there")
     assert not (tmp_path / "made").exists()
+
+
+async def test_a_bubblewrap_that_is_gone_is_named(make_scope: MakeScope, tmp_path: Path, sandbox: Sandbox) -> None:
+    places = fake_bwrap(tmp_path / "bin", f'exec {sandbox._bwrap} "$@"')  # A-7
+    bash = Bash(timeout_s=5, sandbox=Sandbox(places=places))
+    assert await call(bash, BashArguments("echo ran"), make_scope(permission="read-only")) == ("ran\n", False)
+    (tmp_path / "bin" / "bwrap").unlink()
+    text, is_error = await call(bash, BashArguments("echo ran"), make_scope(permission="read-only"))
+    assert is_error
+    assert text == f"The command could not be started: No such file or directory ({tmp_path}/bin/bwrap)"
 
 
 @pytest.mark.parametrize(

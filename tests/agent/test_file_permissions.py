@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from loop_protocol.v1.types import Permission
 from loopd.agent import Ask
 from loopd.agent.protected import Protected, fold
+from loopd.agent.tools.changing import MOST
 from loopd.agent.tools.pinned import real_path
 
 RESTRICTED: list[Permission] = ["read-only", "workspace-write"]
@@ -279,8 +280,16 @@ async def test_a_person_sees_all_lines_of_a_long_change_and_is_told_where_the_re
     assert [row for row in diff.split("\n") if row.startswith("+")] == [f"+{n}" for n in range(900)]
     await guarded.write(guarded.out / "huge", "x\n" * 3000)
     assert (guarded.asked[1].diff or "").endswith(
-        "\n[the rest of the difference is left out here; the arguments say all of it]"
+        "\n[the rest of the difference is left out here; the arguments say what is new]"
     )
+
+
+async def test_what_is_too_long_to_compare_is_said_to_be(guarded: Guarded) -> None:
+    content = "\n" * (MOST + 1)  # as lines it would take a gigabyte
+    assert not (await guarded.write(guarded.out / "file", content))[1]
+    said = f"[4 bytes before, {MOST + 1} bytes afterwards: too many to compare; the arguments say what is new]"
+    assert guarded.asked[0].diff == said
+    assert (guarded.out / "file").read_text() == content
 
 
 async def test_a_name_that_is_no_text_can_be_allowed_once_only(guarded: Guarded) -> None:

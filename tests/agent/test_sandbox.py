@@ -167,6 +167,14 @@ async def test_a_workspace_that_became_a_link_is_not_followed(inside: Inside, tm
     assert "leads somewhere else by now" in text
 
 
+@pytest.mark.parametrize("workspace", ["/proc", "/proc/sys", "/sys/fs", "/dev"])
+async def test_the_kernel_s_own_directories_are_no_workspace(inside: Inside, workspace: str) -> None:
+    """Mounted as one, the host's processes, devices and settings would be there again, writable for root."""
+    text, is_error = await inside("workspace-write", "echo ran", ws=Path(workspace))  # A-7
+    assert is_error
+    assert "no sandbox can have the workspace" in text
+
+
 async def test_the_daemon_s_own_proc_entries_are_not_there(inside: Inside) -> None:  # K-31
     text, _ = await inside("read-only", f"cat /proc/{os.getpid()}/environ; cat /proc/$PPID/environ | tr '\\0' '\\n'")
     assert f"/proc/{os.getpid()}/environ: No such file" in text

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
+import termios
+import tty
 import unicodedata
 from typing import Any
 
@@ -211,6 +214,24 @@ def test_what_is_settled_elsewhere_takes_the_question_back(
     assert daemon.asked("approval/resolve") == [{"approvalId": "cc33dd44-0000", "decision": "allowed-once"}]
 
 
+def test_what_was_half_typed_is_not_left_for_the_shell(socket_path: str, cwd: str) -> None:
+    asked = Asked(cwd, ONE)
+    with ScriptedDaemon(socket_path, asked.script), at_terminal("prompt", "x") as terminal:
+        terminal.waits_for(ONCE)
+        device = os.readlink(f"/proc/{terminal.process.pid}/fd/2")
+        shell = os.open(device, os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK)
+        terminal.type("n\nrm -rf would be")
+        terminal.waits_for("no reason)> ")
+        asked.resolve("allowed-once", by="vim (pid 7)")
+        asked.settle()
+        terminal.waits_for("allowed once by vim")
+        assert terminal.process.wait(20) == 0
+        tty.setraw(shell, termios.TCSANOW)  # from here on it gives what is no whole line yet
+        with pytest.raises(BlockingIOError):
+            os.read(shell, 100)
+        os.close(shell)
+
+
 def test_a_late_answer_is_told_who_answered(socket_path: str, cwd: str) -> None:  # K-43
     late = RpcError("approval_not_pending", "this approval is settled: rejected, by vim (pid 7)", by="vim (pid 7)")
     asked = Asked(cwd, ONE)
@@ -352,6 +373,9 @@ def test_all_that_waits_is_listed(socket_path: str, loopctl: Loopctl) -> None:  
         lines = loopctl("approvals").out.splitlines()
         assert loopctl("approvals", "list").out.splitlines()[0] == lines[0]
         assert len(json.loads(loopctl("approvals", "--json").out)["approvals"]) == 3
+        daemon.answers["approval/list"] = waiting(request(cwd="/s\x1b[2Kc\u202e"))
+        for option in ([], ["--raw"]):
+            assert r"/s\u001b[2Kc\u202e" in loopctl("approvals", *option).out
         daemon.answers["approval/list"] = waiting()
         assert loopctl("approvals").err == "loopctl: nothing waits for an approval\n"
     assert lines[0].split() == ["ID", "AGE", "CWD", "TOOL", "WHAT"]
@@ -399,6 +423,10 @@ def test_which_one_must_be_clear(socket_path: str, loopctl: Loopctl) -> None:
         )
         daemon.answers["approval/list"] = waiting()
         assert loopctl("approvals", "allow").code == 4
+        daemon.answers["approval/list"] = waiting(ONE)
+        for command in ("allow", "reject", "show"):  # a script's variable that is not set
+            ran = loopctl("approvals", command, "")
+            assert (ran.code, "the ID is empty" in ran.err) == (2, True)
     assert daemon.asked("approval/resolve") == []
 
 

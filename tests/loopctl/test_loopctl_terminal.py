@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import tty
 import unicodedata
 
@@ -21,7 +22,7 @@ from typing_person import at_terminal
 
 from loop_protocol.v1.types import Recoverable, Title
 from loopctl.__main__ import COMMANDS
-from loopctl.terminal import clock, one_line, visible
+from loopctl.terminal import clock, one_line, visible, wrapped
 
 LOOPCTL = [sys.executable, "-m", "loopctl"]
 NASTY = "curl e|sh\r\x1b[2K ls \u202e\u200b\x9b1m"
@@ -200,3 +201,13 @@ def test_a_conversation_at_a_terminal_begins_with_its_title_and_marks(socket_pat
         terminal.waits_for("3 messages of a run of ")  # S-26
         terminal.waits_for("hello")
         assert terminal.ends() == 0
+
+
+def test_what_needs_no_wrapping_takes_no_time() -> None:
+    """`loopctl approvals show` of 20 MB of arguments into a pipe took 13 s."""
+    started = time.process_time()
+    assert wrapped("ü" * 5_000_000, None) == ["ü" * 5_000_000]
+    assert time.process_time() - started < 0.5
+    assert wrapped("", 10) == [""]
+    assert wrapped("日本", 16) == ["日本"]
+    assert wrapped("日本", 3) == ["日", "本"]

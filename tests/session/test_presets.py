@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 from inprocess import Probe, Wire, World, call, running, text
 from seats import Held, seated
 
@@ -14,7 +15,8 @@ from loop_protocol.v1.errors import RpcError
 from loop_protocol.v1.types import Permission
 from loopd.agent import Ask
 from loopd.config import Config, Default
-from loopd.storage import files
+from loopd.saving import Saving
+from loopd.storage import StorageError, files
 from loopd.storage.fs import FileSystem
 
 PRESETS: tuple[Permission, ...] = ("read-only", "workspace-write", "danger-full-access")
@@ -80,6 +82,41 @@ async def test_the_preset_that_was_set_is_stored_and_holds_after_a_restart(tmp_p
             found = await wire.call("runtime/open", {"cwd": world.cwd, "session": session})
             assert (found["sessionId"], found["state"]["permission"]) == (opened["sessionId"], "workspace-write")
             await wire.call("runtime/dispose", {"runtimeId": found["runtimeId"]})
+
+
+@pytest.mark.parametrize("way", ["continue", "open", "beside"])
+async def test_a_saved_session_that_is_opened_with_a_preset_has_it(tmp_path: Path, way: str) -> None:
+    async with running(tmp_path, config=configured("danger-full-access")) as world:
+        wire = await world.connect()
+        opened = await wire.open(world)
+        await wire.call("runtime/dispose", {"runtimeId": opened["runtimeId"]})
+        session = {"kind": "continue"} if way == "continue" else {"kind": "open", "path": opened["path"]}
+        request = {"cwd": world.cwd, "session": session} | ({"runtimeId": "new"} if way == "beside" else {})
+        found = await wire.call("runtime/open", request | {"permission": "read-only"})
+        assert (found["sessionId"], found["state"]["permission"]) == (opened["sessionId"], "read-only")
+        assert await _preset(wire, found) == "read-only"
+        await wire.call("runtime/dispose", {"runtimeId": found["runtimeId"]})
+        again = await wire.call("runtime/open", request)
+        assert await _preset(wire, again) == "read-only"
+
+
+async def test_a_preset_that_cannot_be_stored_opens_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def full(*_: Any, **__: Any) -> None:
+        await trio.lowlevel.checkpoint()
+        raise StorageError("the disk is full")
+
+    async with running(tmp_path, config=configured("danger-full-access")) as world:
+        wire = await world.connect()
+        opened = await wire.open(world)
+        await wire.call("runtime/dispose", {"runtimeId": opened["runtimeId"]})
+        request = {"cwd": world.cwd, "session": {"kind": "continue"}}
+        with monkeypatch.context() as patch:
+            patch.setattr(Saving, "set", full)
+            with pytest.raises(RpcError, match="the disk is full"):
+                await wire.call("runtime/open", request | {"permission": "read-only"})
+        assert (await wire.call("runtime/list"))["runtimes"] == []
+        again = await wire.call("runtime/open", request)
+        assert await _preset(wire, again) == "danger-full-access"
 
 
 def _legacy(world: World, root: Path, name: str, **header: Any) -> str:

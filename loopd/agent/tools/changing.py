@@ -113,12 +113,16 @@ def _ask(
         rules=(f"{operation} {path}",) if exact else (),
         rules_refused=None if exact else "its name is not UTF-8 text",
         path=path,
-        diff=_diff(seen, data.decode()),
+        diff=_diff(seen, data),
         sha256_before=None if seen is None else seen.sha256,
     )
 
 
-def _diff(seen: Seen | None, after: str) -> str:
+def _diff(seen: Seen | None, data: bytes) -> str:
+    if len(data) > MOST:  # of lines that are empty it would take 90 times as much memory
+        before = "no such file" if seen is None else f"{seen.status.st_size} bytes"
+        return f"[{before} before, {len(data)} bytes afterwards: too many to compare; the arguments say what is new]"
+    after = data.decode()
     if seen is None:
         return for_people("", after) or "[an empty file]"
     if seen.content is None:

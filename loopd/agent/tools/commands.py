@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 MOST_BYTES = 8 * 1024
 MOST_PARTS = 20
 RULE_LENGTH = 200
+# How each rule begins.
+BASH = "bash: "
 
 # A word without expansion: plain characters, and those that are quoted.
 _WORD = re.compile(
@@ -110,7 +112,7 @@ def _rules(command: str) -> Iterator[str]:
             raise _Refused(reading.refused)
         if piped and not reading.fed:
             raise _Refused(f"what is piped into {os.path.basename(words[0])} decides what it does")
-        rule = f"bash: {shlex.join(words[: reading.shown])}" + (" …" if reading.open_ended else "")
+        rule = f"{BASH}{shlex.join(words[: reading.shown])}" + (" …" if reading.open_ended else "")
         if len(rule) > RULE_LENGTH or not rule.isprintable():
             raise _Refused("its rule would not fit on a line")
         yield rule

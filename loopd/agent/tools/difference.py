@@ -27,7 +27,7 @@ def for_people(before: str, after: str) -> str:
     """The same, with more of it: for who has to decide about it. What was spread widely is one hunk, uncompared."""
     old, new, start = _middle(before, after)
     hunks = _hunks(old, new, start) if len(old) + len(new) <= MOST_LINES else _uncompared(old, new, start)
-    return _bounded(hunks, lines=LINES, size=_ASKED_BYTES, rest="is left out here; the arguments say all of it")
+    return _bounded(hunks, lines=LINES, size=_ASKED_BYTES, rest="is left out here; the arguments say what is new")
 
 
 def _middle(before: str, after: str) -> tuple[Sequence[str], Sequence[str], int]:

@@ -129,9 +129,11 @@ def changed() -> OSError:
 def replace(place: Pinned, data: bytes, *, seen: Seen | None, umask: int) -> None:
     """Make ``data`` the content of the file: a reader, or a power cut, finds the old or the new.
 
-    Its mode, owner and attributes are kept; a new one goes by ``umask``, as do directories that are missing. A further
-    hard link keeps the old content. Raises OSError where it is not any more what was ``seen`` there (None: nothing), or
-    its directory not where it was (A-8); then, as after a stop, everything is as it was.
+    Its mode but for setuid and setgid, its owner and its attributes are kept; a new one goes by ``umask``, as do
+    directories that are missing. A further hard link keeps the old content.
+
+    Raises OSError where it is not any more what was ``seen`` there (None: nothing), or its directory not where it was
+    (A-8); then, as after a stop, everything is as it was.
     """
     if (place.status is None) != (seen is None):
         raise changed()
@@ -193,7 +195,9 @@ def _take_after(name: str, directory: int, before: os.stat_result | None, descri
             os.fchown(descriptor, before.st_uid, before.st_gid)
         except PermissionError as error:
             raise PermissionError(errno.EPERM, "it belongs to another user or group, which would be lost") from error
-    os.fchmod(descriptor, stat.S_IMODE(before.st_mode))  # after the owner, whose change takes bits away
+    # After the owner, whose change takes bits away. Whose rights a program runs with was meant for the old content: the
+    # kernel takes these bits away too from what is written in place.
+    os.fchmod(descriptor, stat.S_IMODE(before.st_mode) & ~(stat.S_ISUID | stat.S_ISGID))
     path = f"/proc/self/fd/{directory}/{name}"  # there is no such call that takes a directory's descriptor
     with suppress(OSError):  # not every file system has them
         for attribute in os.listxattr(path, follow_symlinks=False):

@@ -39,27 +39,29 @@ _STATEFUL = _names(
 )
 _INTERPRETERS = _names("python pypy perl ruby node nodejs php lua")
 
-# What takes any arguments: it reads, or its work is the project's own. The first argument is shown all the same.
+# What takes any arguments, since it only reads. The first argument is shown all the same.
 _OPEN = _names(
     "ls cat head tail wc grep egrep fgrep rg diff cmp stat file du df realpath dirname basename readlink echo "
     "printf pwd true false which type uname id whoami cut tr nl rev md5sum sha1sum sha256sum sha512sum cksum "
-    "strings seq sleep jq find sort pytest"
+    "strings seq sleep jq find sort"
 )
-# Programs of many commands: a rule shows the program and its command.
-_MANY = _names(
-    "git cargo go docker podman npm pnpm yarn kubectl pip apt apt-get gh helm terraform brew dnf yum pacman zypper "
-    "conda poetry uv rustup dotnet bundle gem svn hg jj systemctl"
-)
-# Those of them that run other programs, or code.
+# Programs of many commands: a rule shows the program and its command. Only those of which all commands and options that
+# do more were looked for, and that have one level of commands: `docker container ls …` would cover a `run` too, and
+# `hg log …` any code in a `--config`.
+_MANY = _names("git cargo go npm pip")
+# Commands that run other programs, or code.
 _RUNNING_COMMANDS: dict[str, frozenset[str]] = {
     name: _names(commands)
     for name, commands in {
-        "git": "config bisect submodule filter-branch difftool mergetool daemon instaweb for-each-repo credential",
+        "git": "config bisect submodule filter-branch difftool mergetool daemon instaweb for-each-repo credential "
+        "credential-store send-email merge-index remote-ext remote-fd fast-import",
+        "cargo": "rustc rustdoc watch script",
         "go": "run generate tool env",
         "docker": "run exec create compose buildx",
         "podman": "run exec create compose",
         "kubectl": "run exec debug",
-        "npm": "exec x explore config",
+        "npm": "exec exe x explore expl config conf c set init create innit edit",
+        "pip": "config",
         "pnpm": "exec dlx config",
         "yarn": "exec dlx node config",
         "uv": "run tool",
@@ -68,10 +70,11 @@ _RUNNING_COMMANDS: dict[str, frozenset[str]] = {
         "bundle": "exec",
         "rustup": "run",
         "gh": "alias extension",
+        "node": "inspect debug",
     }.items()
 }
-# Options that run something, or write where only reading was shown; of a long one any beginning counts, as it does for
-# the program.
+# Options that run something, work on another directory's code, or write where only reading was shown; of a long one any
+# beginning counts, as it does for the program. Those of one command of a program stand under both.
 _UNLEASHING: dict[str, tuple[str, ...]] = {
     "find": ("-exec", "-execdir", "-ok", "-okdir", "-delete", "-fprint", "-fprint0", "-fprintf", "-fls"),
     "rg": ("--pre", "--hostname-bin"),
@@ -82,16 +85,29 @@ _UNLEASHING: dict[str, tuple[str, ...]] = {
         *("--ext-diff", "--textconv", "--output", "--open-files-in-pager", "-O", "--exec", "-x", "--filters"),
         *("--upload-pack", "--receive-pack", "--config", "-c", "--template"),
     ),
-    "cargo": ("--config", "--manifest-path", "-Z"),
-    "go": ("-exec", "-toolexec", "-vettool", "-ldflags", "-gccgoflags", "-compiler", "-modfile", "-overlay", "-o"),
-    "pytest": ("-o", "-c", "-p", "--override-ini", "--config-file", "--rootdir"),
+    "git clone": ("-u",),
+    "git archive": ("-o",),
+    "cargo": ("--config", "--manifest-path", "-Z", "-C", "--path"),
+    "go": (
+        *("-exec", "-toolexec", "-vettool", "-ldflags", "-gccgoflags", "-compiler", "-modfile", "-overlay", "-o"),
+        *("-C", "-gcflags", "-asmflags", "-coverprofile", "-cpuprofile", "-memprofile", "-blockprofile"),
+        *("-mutexprofile", "-trace", "-outputdir", "-pkgdir", "-fixtool"),
+    ),
+    "npm": (
+        *("--script-shell", "--node-options", "--prefix", "-C", "--userconfig", "--globalconfig", "--git", "--shell"),
+        *("--editor", "--viewer", "--browser", "--init-module", "--call", "-c"),
+    ),
+    "pip": ("--log",),
 }
 # Their options are words of their own, with one dash or two.
 _LONG_OPTIONS = ("find", "go")
 # Of python's modules: those that are the project's tests and checks. A rule shows the whole call.
 _MODULES = _names("pytest unittest mypy ruff black")
-_COMMAND = re.compile(r"[a-z][a-z0-9-]*")
+# Not one with two dashes in it: those are helpers of others.
+_COMMAND = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
 _VERSION = re.compile(r"-?[0-9][0-9.]*$")
+# A file that is standard input, however the way there is spelled.
+_INPUT = re.compile(r"(?:^|/)(?:dev/(?:stdin|fd)|proc/[^/]+/)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +148,9 @@ def _reasons(program: str, base: str, name: str, arguments: Sequence[str]) -> It
         yield f"{base} has an option before its command"
     if first in _RUNNING_COMMANDS.get(name, ()):
         yield f"{base} {first} {_OTHERS}"
+    unleashing = _UNLEASHING.get(name, ()) + _UNLEASHING.get(f"{name} {first}", ())
     for argument in arguments:
-        if any(_is_option(argument, option, whole=name in _LONG_OPTIONS) for option in _UNLEASHING.get(name, ())):
+        if any(_is_option(argument, option, whole=name in _LONG_OPTIONS) for option in unleashing):
             yield f"{base} with {argument.split('=')[0]} does more than it says"
     if name in ("make", "gmake") and any("=" in one or one.startswith("-") for one in arguments):
         yield f"{base} {_OTHERS}"
@@ -144,14 +161,15 @@ def _names_script(name: str, arguments: Sequence[str]) -> bool:
         case ["-m", module, *_]:
             return name == "python" and module in _MODULES
         case [script, *_]:
-            return not script.startswith(("-", "/dev/", "/proc/"))
+            return not script.startswith("-") and not _INPUT.search(os.path.normpath(script))
     return False
 
 
 def _is_option(argument: str, option: str, *, whole: bool) -> bool:
     given = argument.split("=")[0]
     if whole:
-        return given.startswith("-") and given.lstrip("-") == option.lstrip("-")
+        # What go hands on to a test has this before it.
+        return given.startswith("-") and given.lstrip("-").removeprefix("test.") == option.lstrip("-")
     if option.startswith("--"):
         return len(given) > 2 and option.startswith(given)
     # It may have its value in the same word, and others before it.

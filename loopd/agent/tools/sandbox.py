@@ -42,6 +42,8 @@ ALLOWED: dict[Preset, str] = {
     "read-only": "reading files; no writing except below $TMPDIR, no network",
     "workspace-write": "reading files, writing in the workspace (not its .git) and below $TMPDIR; no network",
 }
+# What is in there are devices and the kernel's settings. Mounted as a workspace, the host's own would be back.
+_KERNELS = ("/proc", "/sys", "/dev")
 _NAMESPACES = [f"--unshare-{kind}" for kind in ("user", "pid", "net", "ipc", "uts", "cgroup-try")]
 # Settings of the kernel that keep bubblewrap from working, by what they are then.
 _SYSCTLS = {
@@ -97,6 +99,8 @@ class Sandbox:
             raise FileNotFoundError(errno.ENOENT, "bubblewrap is not installed (package: bubblewrap)")
         if os.path.realpath(workspace) != workspace:  # another session's command may have put a link there meanwhile
             raise OSError(errno.ELOOP, f"the workspace {workspace} leads somewhere else by now")
+        if any(_within(workspace, place) for place in _KERNELS) and not _within(workspace, "/dev/shm"):
+            raise OSError(errno.EINVAL, f"no sandbox can have the workspace {workspace}: it would be let out by it")
         writable = preset == "workspace-write"
         mounts = _private(preset, workspace)
         if workspace != "/":  # mounted again, for it may lie below what is private

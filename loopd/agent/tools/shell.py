@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import codecs
+import os
+import shlex
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
@@ -14,7 +16,7 @@ import trio
 from msgspec import Meta, Struct
 
 from loopd.agent import Ask, ToolOutcome, ToolScope
-from loopd.agent.tools.commands import rules_of
+from loopd.agent.tools.commands import BASH, rules_of
 from loopd.agent.tools.enclosure import Enclose
 from loopd.agent.tools.excerpt import Excerpt
 from loopd.agent.tools.outcomes import refused, told
@@ -62,7 +64,7 @@ class Bash:
             allowed = ALLOWED[scope.permission] if status.works else f"there is no sandbox here: {status.reason}"
             if status.works and not arguments.escalate:
                 enclose = partial(self._sandbox.enclosure, scope.permission, scope.cwd)
-            elif refusal := await refused(scope, _ask(arguments, allowed, works=status.works)):
+            elif refusal := await refused(scope, await _ask(arguments, allowed, scope, works=status.works)):
                 return refusal
         return await self._in_shell(arguments, scope, enclose)
 
@@ -86,16 +88,36 @@ class Bash:
         return told(text, is_error=is_error)
 
 
-def _ask(arguments: BashArguments, allowed: str, *, works: bool) -> Ask:
+async def _ask(arguments: BashArguments, allowed: str, scope: ToolScope, *, works: bool) -> Ask:
     rules = rules_of(arguments.command)
+    # A dead disk on the PATH holds this thread and no other call's.
+    locate = partial(_located, rules.rules, scope.env.variables.get("PATH", ""), scope.cwd)
+    located = await trio.to_thread.run_sync(locate, limiter=trio.CapacityLimiter(1), abandon_on_cancel=True)
     return Ask(
         operation="command",
         reason="it wants to run outside the sandbox" if works else f"each command takes a person: {allowed}",
         sandbox=allowed if works else "there is none",
-        rules=rules.rules,
+        rules=located,
         rules_refused=rules.refused,
         justification=arguments.justification,
     )
+
+
+def _located(rules: Sequence[str], places: str, cwd: str) -> list[str]:
+    """The rules, with the whole path of each program that is found in the workspace, as in a virtual environment there:
+    what was allowed of `git` must not cover a `git` that a later command leaves before it."""
+    located = []
+    for rule in rules:
+        program = shlex.split(rule.removeprefix(BASH))[0]
+        for directory in () if "/" in program else places.split(":"):
+            place = os.path.realpath(os.path.join(cwd, directory))
+            path = os.path.join(place, program)
+            if os.path.isfile(path) and os.access(path, os.X_OK):
+                if any(one == cwd or one.startswith(cwd.rstrip("/") + "/") for one in (place, os.path.realpath(path))):
+                    rule = BASH + shlex.quote(path) + rule.removeprefix(BASH + shlex.quote(program))
+                break
+        located.append(rule)
+    return located
 
 
 class Printed:
@@ -189,4 +211,5 @@ def _not_started(error: OSError | ValueError, cwd: str) -> str:
     if isinstance(error, (FileNotFoundError, NotADirectoryError)) and error.filename == cwd:
         return f"The working directory {cwd} does not exist any more."
     reason = error.strerror if isinstance(error, OSError) else error
-    return f"The command could not be started: {reason}"
+    what = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
+    return f"The command could not be started: {reason}{what}"
