@@ -144,7 +144,8 @@ class Context:
         approvals, policy = self._core.approvals, self._run.approvals
         if approvals.grant_covers(ask.rules):
             return None
-        answered = trio.Event()
+        answered, at_work = trio.Event(), self._core.transcript.tools[call.id]
+        at_work.waits = True
         pending = approvals.ask(self._request(call, ask), answered.set)
         try:
             if policy.mode == "reject" and not self._events.has_approver:
@@ -156,6 +157,7 @@ class Context:
             approvals.settle(pending, Resolution("cancelled"))
         # A stop right after the answer: it was allowed, and must not happen any more.
         await trio.lowlevel.checkpoint_if_cancelled()
+        at_work.waits = False
         resolution = pending.resolution
         assert resolution is not None
         return answer_for(resolution.outcome, resolution.feedback)

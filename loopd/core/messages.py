@@ -27,6 +27,7 @@ from .history import LINE, encode
 
 INTERRUPTED = "Interrupted: the person stopped the run while this tool was at work. What it had done stays done."
 NOT_STARTED = "Not run: the run ended before this call started."
+NOT_ALLOWED = "Not run: the run ended while this call waited for a person's approval."
 CRASHED = (
     "Interrupted: the daemon ended in the middle of the run. Whether this call was started, and how far it came, "
     "is not known: look before you repeat it."
@@ -60,10 +61,11 @@ class Streaming:
 
 @dataclass(slots=True)
 class RunningOutput:
-    """A tool call under way, with the tail of what it printed."""
+    """A tool call under way, with the tail of what it printed. ``waits``: for a person's approval."""
 
     call: ToolCallBlock
     tail: str = ""
+    waits: bool = False
 
     def add(self, text: str) -> None:
         self.tail = (self.tail + text)[-OUTPUT_TAIL:]

@@ -33,7 +33,7 @@ from loopd.config import Config, DaemonSettings
 from loopd.connection import Connection
 from loopd.core.guards import Declined
 from loopd.core.history import decode_message
-from loopd.core.messages import INTERRUPTED
+from loopd.core.messages import INTERRUPTED, NOT_ALLOWED
 from loopd.event_log import EventLog
 from loopd.run import Run
 from loopd.session import Session
@@ -278,7 +278,9 @@ class Life:
         kept = [decode_message(core.history.line(index)) for index in range(core.history.messages)]
         [answer] = [message for message in kept if isinstance(message, ToolResultMessage)]
         if result.outcome == "cancelled" and not tool.told and "bug" not in names:
-            assert answer.content[0].text == INTERRUPTED  # type: ignore[union-attr]
+            # What was asked and not allowed, or not in time, did not begin; of anything else nobody can be sure.
+            waited = outcome is not None and not tool.done
+            assert answer.content[0].text == (NOT_ALLOWED if waited else INTERRUPTED)  # type: ignore[union-attr]
         _, stored = files.read_session(self.world.services.fs, core.path or "")
         assert stored.lines == core.history.lines
         return outcome

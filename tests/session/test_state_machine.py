@@ -29,7 +29,7 @@ from loop_protocol.v1.errors import RpcError
 from loop_protocol.v1.types import ApprovalOutcome
 from loopd.agent import ModelError
 from loopd.agent.permissions import answer_for
-from loopd.core.messages import INTERRUPTED
+from loopd.core.messages import NOT_ALLOWED
 from loopd.storage import files
 from loopd.storage.fs import FileSystem
 
@@ -241,9 +241,9 @@ class Lives(RuleBasedStateMachine):
         result = self._ask("run/wait", runId=run_id)
         self.hits_before = hits
         told = "did " + said if outcome == "allowed-once" else _TOLD[outcome]
-        kept.live += [said, "", told, *(["done"] if told != INTERRUPTED else [])]
+        kept.live += [said, "", told, *(["done"] if told != NOT_ALLOWED else [])]
         kept.title = kept.title or said
-        assert result["outcome"] == ("cancelled" if told == INTERRUPTED else "success")
+        assert result["outcome"] == ("cancelled" if told == NOT_ALLOWED else "success")
         assert result["saved"] or self._disk_failed()
         self._saved(ok=result["saved"])
         if outcome == "dispose" and refused is None:
@@ -495,8 +495,8 @@ async def _failing(_request: Any, _say: Callable[[Any], None]) -> Any:
 
 _TOLD = {
     **{outcome: answer_for(outcome, None) or "" for outcome in get_args(ApprovalOutcome)},
-    "cancelled": INTERRUPTED,
-    "dispose": INTERRUPTED,
+    "cancelled": NOT_ALLOWED,
+    "dispose": NOT_ALLOWED,
 }
 _OURS = ("alpha", "beta", "gamma", "delta", "ein", "e\u0301")
 
