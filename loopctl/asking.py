@@ -57,7 +57,7 @@ class Asking:
         found = next((one for one in self.waiting if one.approval_id == event.approval_id), None)
         if found is not None:
             self._end_question()
-            note(f"{became(event)}: {summary(found)}")
+            note(became(event, found))
             self._done(found)
 
     def found(self, requests: list[ApprovalRequest]) -> None:
@@ -115,6 +115,7 @@ class Asking:
                 pass
             case _:
                 note(f"y allows it this time, n rejects it{', s also allows what is like it' * bool(request.rules)}")
+                note("v shows all of it; Ctrl-D asks no more here, and the request waits on")
         return self._prompt(request)
 
     def _ask_next(self) -> None:

@@ -113,6 +113,9 @@ def reject(ctx: click.Context, id: str | None, reason: str | None, json: bool) -
 def _resolve(ctx: click.Context, id: str | None, answer: dict[str, str], done: str, *, json: bool) -> int:
     with daemon(ctx, start=False) as client:
         request = _one(_requests(client.call_raw("approval/list", timeout=ANSWER)), id)
+        if request and not request.rules and answer["decision"] == "allowed-session":
+            why = f"this cannot be allowed for the session: {request.rules_refused or 'no rule can be made of it'}"
+            raise Failure(f"{why}\nWithout --session it is allowed once.", USAGE)
         whole = request.approval_id if request else str(id)
         try:
             raw = client.call_raw("approval/resolve", {"approvalId": whole, **answer}, timeout=ANSWER)

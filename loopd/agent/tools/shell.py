@@ -91,7 +91,7 @@ def _ask(arguments: BashArguments, allowed: str, *, works: bool) -> Ask:
     return Ask(
         operation="command",
         reason="it wants to run outside the sandbox" if works else f"each command takes a person: {allowed}",
-        sandbox=allowed if works else "there is none",
+        sandbox=allowed if works else "nothing: there is no sandbox",
         rules=rules.rules,
         rules_refused=rules.refused,
         justification=arguments.justification,
