@@ -164,13 +164,16 @@ def _show_table(requests: list[ApprovalRequest]) -> None:
     width = columns()
     if width is not None:
         taken = sum(max(len(row[column]) for row in [_HEADING, *rows]) + 2 for column in range(len(_HEADING) - 1))
-        # Beginning, end, and how much is between them.
-        width = max(40, width - taken) - len("… (10,000 more characters) …")
+        width = max(40, width - taken)
     table([_HEADING, *([*row, _what(one, width)] for row, one in zip(rows, requests, strict=True))])
 
 
 def _what(request: ApprovalRequest, width: int | None) -> str:
-    return subject(request) if width is None else subject(request, max(20, width))
+    whole = subject(request) if width is None else subject(request, width)
+    if width is None or len(whole) <= width:
+        return whole
+    # Beginning, end, and how much is between them.
+    return subject(request, max(20, width - len("… (10,000 more characters) …")))
 
 
 def _age(seconds: float) -> str:

@@ -367,6 +367,15 @@ def test_all_that_waits_is_listed(socket_path: str, loopctl: Loopctl) -> None:  
     assert lines[3].endswith("; rm -rf ~")
 
 
+def test_what_fits_into_the_list_is_not_cut(socket_path: str) -> None:
+    here, far = request(command="make the whole documentation anew"), request("cc", "make " + "x" * 100)
+    with ScriptedDaemon(socket_path, {"approval/list": waiting(here, far)}), at_terminal("approvals") as terminal:
+        assert terminal.ends() == 0
+    lines = terminal.shown.splitlines()
+    assert lines[1].endswith("  make the whole documentation anew")
+    assert "more characters) …" in lines[2]
+
+
 def test_one_is_shown_whole(socket_path: str, loopctl: Loopctl) -> None:  # A-8, K-45
     with ScriptedDaemon(socket_path, {"approval/list": waiting(request(command=NASTY))}):
         for arguments in (["show"], ["show", "aa"], ["show", "--raw"]):
