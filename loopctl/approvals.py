@@ -47,12 +47,16 @@ def summary(request: ApprovalRequest) -> str:
 def subject(request: ApprovalRequest, limit: int = SUMMARY) -> str:
     match request:
         case ApprovalRequest(operation="command", arguments={"command": str() as command}):
-            what = command.replace("\n", "\\u000a")
+            what = command
         case ApprovalRequest(path=str() as path):
-            what = path.replace("\n", "\\u000a")
+            what = path
         case _:
             what = msgspec.json.encode(request.arguments).decode()
-    return one_line(visible(what), limit)
+    return _in_a_line(what, limit)
+
+
+def _in_a_line(text: str, limit: int) -> str:
+    return one_line(visible(text.replace("\n", "\\u000a")), limit)
 
 
 def described(request: ApprovalRequest, *, whole: bool, width: int | None = None) -> tuple[str, bool]:
@@ -71,7 +75,7 @@ def _texts(request: ApprovalRequest) -> Iterator[tuple[str, str]]:
         yield name, value if isinstance(value, str) else msgspec.json.encode(value).decode()
     if request.diff is not None:
         yield "the change", request.diff
-    if request.justification is not None:
+    if request.justification is not None and request.justification != request.arguments.get("justification"):
         yield "the model says", request.justification
 
 
@@ -104,13 +108,16 @@ def _facts(request: ApprovalRequest) -> Iterator[tuple[str, Any]]:
     else:
         yield "not for the session", request.rules_refused or "no rule can be made of it"
     if request.expires_at is not None:
-        yield "until", clock(request.expires_at)
+        yield "until", clock(request.expires_at, seconds=True)
 
 
-def became(resolved: ApprovalResolved) -> str:
-    """What became of it, and who said so."""
+def became(resolved: ApprovalResolved, request: ApprovalRequest | None) -> str:
+    """What became of it, who said so, and why."""
     said = _OUTCOMES[resolved.outcome] + (f" by {resolved.by}" if resolved.by else "")
-    return said + (f": {resolved.feedback}" if resolved.feedback else "")
+    what = f": {summary(request)}" if request else ""
+    if resolved.feedback:
+        what += f"\ntold the model: {_in_a_line(resolved.feedback, SUMMARY)}"
+    return said + what
 
 
 def how_to_answer(request: ApprovalRequest) -> str:

@@ -61,12 +61,12 @@ class Asking:
         """Settled elsewhere; our own answers are told where they are given."""
         found = next((one for one in self.waiting if one.approval_id == event.approval_id), None)
         if found is not None:
-            self._take_back(found, became(event))
+            self._take_back(found, became(event, found))
 
     def found(self, requests: list[ApprovalRequest]) -> None:
         """What waits now, where events were lost."""
         for request in [one for one in self.waiting if one not in requests]:
-            self._take_back(request, "settled meanwhile")
+            self._take_back(request, f"settled meanwhile: {summary(request)}")
         for request in requests:
             self.requested(ApprovalRequested(request))
 
@@ -116,6 +116,7 @@ class Asking:
                 pass
             case _:
                 note(f"y allows it this time, n rejects it{', s also allows what is like it' * bool(request.rules)}")
+                note("v shows all of it; Ctrl-D asks no more here, and the request waits on")
         return self._prompt(request)
 
     def _ask_next(self) -> None:
@@ -164,7 +165,7 @@ class Asking:
         if self._asks == request.approval_id:
             _forget_typed()  # else what was half typed as an answer would be the beginning of the shell's next command
         self._end_question()
-        note(f"{said}: {summary(request)}")
+        note(said)
         self._done(request)
 
     def _end_question(self) -> None:

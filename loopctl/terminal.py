@@ -200,10 +200,10 @@ def somebody_is_there() -> bool:
         return True
 
 
-def clock(milliseconds: int) -> str:
+def clock(milliseconds: int, *, seconds: bool = False) -> str:
     """A wire time as the local one; a number that is none, as old files may have it, as it is."""
     try:
-        return time.strftime("%Y-%m-%d %H:%M", time.localtime(milliseconds / 1000))
+        return time.strftime("%Y-%m-%d %H:%M:%S" if seconds else "%Y-%m-%d %H:%M", time.localtime(milliseconds / 1000))
     except (OverflowError, ValueError, OSError):
         return str(milliseconds)
 

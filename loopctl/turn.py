@@ -25,7 +25,7 @@ from .reach import ANSWER
 from .running import Following, news
 from .terminal import note
 from .view import View
-from .waiting import pause_of
+from .waiting import pause_of, tell_if_asking
 
 _GONE = "the queued input was removed by somebody else"
 
@@ -72,6 +72,7 @@ class Turn:
             before = ahead.index(self.item_id) + (state.run is not None)
             note(f"queued behind {before}; waits for its turn" if before else "queued; waits for its turn")
             self._tell_pause(state.queue)
+            tell_if_asking(state)
 
     def _take(self, notification: Notification[EventParams]) -> None:
         params = notification.params

@@ -122,8 +122,7 @@ class View:
 
     def tell_resolved(self, resolved: ApprovalResolved) -> None:
         self.end_line()
-        asked = self._asked.pop(resolved.approval_id, None)
-        note(became(resolved) + (f": {summary(asked)}" if asked else ""))
+        note(became(resolved, self._asked.pop(resolved.approval_id, None)))
         if resolved.outcome == "unavailable":
             note("`--approvals wait` lets it wait for an answer, from any terminal")
 

@@ -113,6 +113,9 @@ def reject(ctx: click.Context, id: str | None, reason: str | None, json: bool) -
 def _resolve(ctx: click.Context, id: str | None, answer: dict[str, str], done: str, *, json: bool) -> int:
     with daemon(ctx, start=False) as client:
         request = _one(_requests(client.call_raw("approval/list", timeout=ANSWER)), id)
+        if request and not request.rules and answer["decision"] == "allowed-session":
+            why = f"this cannot be allowed for the session: {request.rules_refused or 'no rule can be made of it'}"
+            raise Failure(f"{why}\nWithout --session it is allowed once.", USAGE)
         whole = request.approval_id if request else str(id)
         try:
             raw = client.call_raw("approval/resolve", {"approvalId": whole, **answer}, timeout=ANSWER)
@@ -165,13 +168,16 @@ def _show_table(requests: list[ApprovalRequest]) -> None:
     width = columns()
     if width is not None:
         taken = sum(max(len(row[column]) for row in [_HEADING, *rows]) + 2 for column in range(len(_HEADING) - 1))
-        # Beginning, end, and how much is between them.
-        width = max(40, width - taken) - len("… (10,000 more characters) …")
+        width = max(40, width - taken)
     table([_HEADING, *([*row, _what(one, width)] for row, one in zip(rows, requests, strict=True))])
 
 
 def _what(request: ApprovalRequest, width: int | None) -> str:
-    return subject(request) if width is None else subject(request, max(20, width))
+    whole = subject(request) if width is None else subject(request, width)
+    if width is None or len(whole) <= width:
+        return whole
+    # Beginning, end, and how much is between them.
+    return subject(request, max(20, width - len("… (10,000 more characters) …")))
 
 
 def _age(seconds: float) -> str:

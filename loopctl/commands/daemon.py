@@ -18,7 +18,7 @@ from ..exits import OK, REFUSED, RUN_FAILED, UNREACHABLE, Failure
 from ..reach import ANSWER, socket_of, translated
 from ..reach import daemon as connected
 from ..terminal import note, out, out_line, raw_option
-from .server import tell_dropped, tell_queued, tell_rescued, tell_unsaved
+from .server import tell_asking, tell_dropped, tell_queued, tell_rescued, tell_unsaved
 
 # A daemon that was asked to exit has ended its runs within 10 s (D-4); some more for a loaded machine.
 EXIT_TIMEOUT = 20.0
@@ -89,6 +89,7 @@ def _stop(client: Client, *, rescue: bool) -> int:
     status: ServerStatus = client.call("server/status", timeout=ANSWER)
     if status.runs:
         note("a run goes on; it may end by itself for some seconds, then it is stopped")
+        tell_asking(client)
     queued = tell_queued(client)
     try:
         result: DrainResult | None = client.call("server/drain", {"exit": True, "rescue": rescue})

@@ -60,6 +60,13 @@ def _sandbox(sandbox: SandboxStatus) -> str:
     return "works" if sandbox.works else f"does not work, so each command asks: {sandbox.reason or 'unknown'}"
 
 
+def tell_asking(client: Client) -> None:
+    """Before runs are let finish: one that waits for a person does not do that by itself."""
+    if asking := sum(row.pending_approvals for row in runtimes(client)):
+        waits, them = ("1 request waits", "it") if asking == 1 else (f"{asking} requests wait", "them")
+        note(f"{waits} for approval; `loopctl approvals` shows and answers {them}")
+
+
 def tell_queued(client: Client) -> int:
     """Before a daemon ends: how many inputs it has alone. Their number."""
     queued = sum(row.queued for row in runtimes(client))
@@ -116,6 +123,8 @@ def drain(ctx: click.Context, deadline: float | None, exits: bool, rescue: bool,
     if deadline is not None:
         request["deadlineMs"] = round(deadline * 1000)
     with daemon(ctx, start=False) as client:
+        if not cancel:
+            tell_asking(client)
         queued = tell_queued(client) if exits else 0
         raw = client.call_raw("server/drain", request)
     result = msgspec.json.decode(raw, type=DrainResult)

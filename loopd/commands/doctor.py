@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 import sys
@@ -28,6 +29,7 @@ from . import rescue_dir as rescue_dir_option
 from . import socket as socket_option
 
 FAULTS = 1
+ADVICE = "commands of restricted presets ask each time, until it works and `loopctl daemon restart` was run"
 
 
 @click.command()
@@ -45,7 +47,8 @@ def doctor(
     socket: str | None,
     json: bool,
 ) -> None:
-    """Check everything on disk, or only the session at PATH (its meta.json, or the directory of that).
+    """Check everything on disk and whether the sandbox works, or only the session at PATH (its meta.json, or the
+    directory of that).
 
     Nothing is changed or locked, whether a daemon runs or not. Ends with 1 if there are faults, else with 0.
     """
@@ -96,12 +99,13 @@ def _of_all(
     yield from _of_settings(config)
     yield from _of_socket(socket)
     if sandbox is not None and sandbox.reason is not None:
-        yield Finding("note", "sandbox", sandbox.reason, "commands of restricted presets ask each time until it works")
+        yield Finding("note", "sandbox", sandbox.reason, ADVICE)
     yield from checkup.everything()
 
 
 def _sandbox() -> SandboxStatus:
     """Tried here and now, as the daemon tries it when it starts."""
+    logging.getLogger("loopd").addHandler(logging.NullHandler())  # what the daemon logs of it is a finding here
     become_subreaper()
     return trio.run(Sandbox().tried)
 

@@ -25,7 +25,7 @@ from loop_protocol.v1.types import (
 
 from .history import LINE, encode
 
-INTERRUPTED = "Interrupted: the person stopped the run while this tool was at work. What it had done stays done."
+INTERRUPTED = "Interrupted: the person stopped the run before this call was done. What it had done stays done."
 NOT_STARTED = "Not run: the run ended before this call started."
 NOT_ALLOWED = "Not run: the run ended while this call waited for a person's approval."
 CRASHED = (

@@ -66,7 +66,7 @@ async def test_without_a_sandbox_each_command_asks_and_says_why(  # A-7
     assert sandbox.status is not None
     assert not sandbox.status.works
     assert why in (sandbox.status.reason or "")
-    assert [(ask.operation, ask.sandbox) for ask in person.asked] == [("command", "there is none")] * 2
+    assert [(ask.operation, ask.sandbox) for ask in person.asked] == [("command", "nothing: there is no sandbox")] * 2
     assert all(why in ask.reason for ask in person.asked)
 
 

@@ -209,8 +209,7 @@ def test_a_kill_at_a_system_call_of_a_save_leaves_the_old_range_or_the_new_one(
         assert again.prompt("third")
         again.is_whole()
         records = [json.loads(line) for line in talk.history.read_bytes().splitlines()]
-        indexes = [record["index"] for record in records if "role" in record]
-        assert indexes == list(range(kept + 2))
+        assert [record["index"] for record in records if "role" in record] == list(range(kept + 2))
 
 
 # --- limits of the process

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -79,3 +81,13 @@ def test_doctor_tells_whether_it_works_and_why_not(
         why = "no namespaces" if script else "not installed"
         assert why in told.output
         assert [why in finding["what"] for finding in shown["findings"]] == [True]
+
+
+def test_doctor_says_once_that_there_is_none(tmp_path: Path) -> None:
+    options = ["--data-dir", str(tmp_path / "data"), "--config", str(tmp_path / "c"), "--socket", str(tmp_path / "s")]
+    (tmp_path / "c").touch()
+    tmp_path.chmod(0o700)
+    command = [sys.executable, "-m", "loopd", "doctor", *options]
+    told = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=True)
+    assert told.stdout.count("bubblewrap is not installed") == 1
+    assert told.stderr == ""

@@ -23,7 +23,7 @@ from typing_person import Terminal, at_terminal
 from loop_protocol.v1.errors import RpcError
 from loop_protocol.v1.types import ApprovalRequest
 from loopctl.approvals import described, summary
-from loopctl.terminal import folded, visible
+from loopctl.terminal import clock, folded, visible
 
 ONCE = "y once, n no> "
 ONE = request()
@@ -65,9 +65,13 @@ def test_a_request_is_shown_with_all_that_is_needed_to_decide_it() -> None:  # A
         f"  before: SHA-256 {'ab' * 32}\n",
         "  without approval it may do: reading only, no network\n",
         "  for the session would allow: edit: /src/a.py\n",
-        "  until: 2026-0",
+        f"  until: {clock(CHANGE.expires_at or 0, seconds=True)}\n",
     ):
         assert line in shown
+    once, _ = described(
+        request(arguments={"command": "ls", "justification": "to see"}, justification="to see"), whole=True
+    )
+    assert once.count("to see") == 1  # it is one of the arguments already
     assert "  before: no such file\n" in described(request(operation="write", path="/src/b"), whole=False)[0]
     assert "not for the session: a pipe\n" in described(request(rules_refused="a pipe"), whole=False)[0]
 
@@ -162,7 +166,8 @@ def test_what_is_no_answer_is_explained_and_asked_again(socket_path: str, cwd: s
         terminal.type("\n")
         terminal.waits_for(keys)
         terminal.type("maybe\n")
-        terminal.waits_for("loopctl: y allows it this time, n rejects it\r\n" + keys)
+        terminal.waits_for("loopctl: y allows it this time, n rejects it\r\n")
+        terminal.waits_for("loopctl: v shows all of it; Ctrl-D asks no more here, and the request waits on\r\n" + keys)
         terminal.type("s\n")
         terminal.waits_for("loopctl: it cannot be allowed for the session: it has a pipe\r\n" + keys)
         terminal.type("v\n")
@@ -192,7 +197,7 @@ def test_what_was_typed_before_the_question_is_no_answer_to_it(socket_path: str,
     ("outcome", "more", "said"),
     [
         ("allowed-once", {"by": "vim (pid 7)"}, "allowed once by vim (pid 7)"),
-        ("rejected", {"by": "vim (pid 7)", "feedback": "no\x1b[2K"}, r"rejected by vim (pid 7): no\u001b[2K"),
+        ("rejected", {"by": "vim (pid 7)", "feedback": "no\x1b[2K"}, "rejected by vim (pid 7)"),
         ("timed-out", {}, "not allowed: nobody answered in time"),
         ("cancelled", {}, "cancelled, since its run ends"),
     ],
@@ -206,7 +211,8 @@ def test_what_is_settled_elsewhere_takes_the_question_back(
         terminal.type("n\n")
         terminal.waits_for("no reason)> ")
         asked.resolve(outcome, **more)
-        terminal.waits_for(f"loopctl: {said}: bash: make test\r\n")
+        why = "loopctl: told the model: no\\u001b[2K\r\n" if "feedback" in more else ""
+        terminal.waits_for(f"loopctl: {said}: bash: make test\r\n{why}loopctl: bash asks: ")
         terminal.waits_for("make install")
         terminal.waits_for(ONCE)  # and no reason is asked for any more
         terminal.type("y\n")
@@ -385,6 +391,15 @@ def test_all_that_waits_is_listed(socket_path: str, loopctl: Loopctl) -> None:  
     assert lines[3].endswith("; rm -rf ~")
 
 
+def test_what_fits_into_the_list_is_not_cut(socket_path: str) -> None:
+    here, far = request(command="make the whole documentation anew"), request("cc", "make " + "x" * 100)
+    with ScriptedDaemon(socket_path, {"approval/list": waiting(here, far)}), at_terminal("approvals") as terminal:
+        assert terminal.ends() == 0
+    lines = terminal.shown.splitlines()
+    assert lines[1].endswith("  make the whole documentation anew")
+    assert "more characters) …" in lines[2]
+
+
 def test_one_is_shown_whole(socket_path: str, loopctl: Loopctl) -> None:  # A-8, K-45
     with ScriptedDaemon(socket_path, {"approval/list": waiting(request(command=NASTY))}):
         for arguments in (["show"], ["show", "aa"], ["show", "--raw"]):
@@ -407,11 +422,23 @@ def test_one_is_answered(
     socket_path: str, loopctl: Loopctl, arguments: list[str], answer: dict[str, Any], said: str
 ) -> None:
     result = {"approvalId": ONE.approval_id, "outcome": answer["decision"]}
-    with ScriptedDaemon(socket_path, {"approval/list": waiting(ONE), "approval/resolve": result}) as daemon:
+    with ScriptedDaemon(socket_path, {"approval/list": waiting(RULED), "approval/resolve": result}) as daemon:
         ran = loopctl("approvals", *arguments)
         assert json.loads(loopctl("approvals", *arguments, "--json").out) == result
     assert (ran.code, ran.out) == (0, said)
     assert daemon.asked("approval/resolve")[0] == {"approvalId": ONE.approval_id} | answer
+
+
+def test_what_no_rule_covers_is_not_allowed_for_the_session(socket_path: str, loopctl: Loopctl) -> None:
+    one = request(rules_refused="it redirects to a file")
+    with ScriptedDaemon(socket_path, {"approval/list": waiting(one)}) as daemon:
+        ran = loopctl("approvals", "allow", "--session")
+    assert (ran.code, ran.err) == (
+        2,
+        "loopctl: this cannot be allowed for the session: it redirects to a file\n"
+        "loopctl: Without --session it is allowed once.\n",
+    )
+    assert daemon.asked("approval/resolve") == []
 
 
 def test_which_one_must_be_clear(socket_path: str, loopctl: Loopctl) -> None:

@@ -278,9 +278,11 @@ class Life:
         kept = [decode_message(core.history.line(index)) for index in range(core.history.messages)]
         [answer] = [message for message in kept if isinstance(message, ToolResultMessage)]
         if result.outcome == "cancelled" and not tool.told and "bug" not in names:
-            # What was asked and not allowed, or not in time, did not begin; of anything else nobody can be sure.
-            waited = outcome is not None and not tool.done
-            assert answer.content[0].text == (NOT_ALLOWED if waited else INTERRUPTED)  # type: ignore[union-attr]
+            # What was asked and not allowed did not begin; what was allowed may have, when the stop came.
+            text = answer.content[0].text  # type: ignore[union-attr]
+            allowed = outcome in ("allowed-once", "allowed-session")
+            assert text == (INTERRUPTED if outcome is None or tool.done else NOT_ALLOWED) or (allowed and not tool.done)
+            assert text in (INTERRUPTED, NOT_ALLOWED)
         _, stored = files.read_session(self.world.services.fs, core.path or "")
         assert stored.lines == core.history.lines
         return outcome

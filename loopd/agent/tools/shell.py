@@ -96,7 +96,7 @@ async def _ask(arguments: BashArguments, allowed: str, scope: ToolScope, *, work
     return Ask(
         operation="command",
         reason="it wants to run outside the sandbox" if works else f"each command takes a person: {allowed}",
-        sandbox=allowed if works else "there is none",
+        sandbox=allowed if works else "nothing: there is no sandbox",
         rules=located,
         rules_refused=rules.refused,
         justification=arguments.justification,
