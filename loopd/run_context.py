@@ -145,7 +145,7 @@ class Context:
         if approvals.grant_covers(ask.rules):
             return None
         answered, at_work = trio.Event(), self._core.transcript.tools[call.id]
-        at_work.waits = True
+        at_work.allowed = False
         pending = approvals.ask(self._request(call, ask), answered.set)
         try:
             if policy.mode == "reject" and not self._events.has_approver:
@@ -157,10 +157,11 @@ class Context:
             approvals.settle(pending, Resolution("cancelled"))
         # A stop right after the answer: it was allowed, and must not happen any more.
         await trio.lowlevel.checkpoint_if_cancelled()
-        at_work.waits = False
         resolution = pending.resolution
         assert resolution is not None
-        return answer_for(resolution.outcome, resolution.feedback)
+        refusal = answer_for(resolution.outcome, resolution.feedback)
+        at_work.allowed = refusal is None
+        return refusal
 
     def _request(self, call: ToolCallBlock, ask: Ask) -> ApprovalRequest:
         core, now, timeout_ms = self._core, self._core.clock.now_ms(), self._run.approvals.timeout_ms

@@ -27,7 +27,7 @@ from .history import LINE, encode
 
 INTERRUPTED = "Interrupted: the person stopped the run before this call was done. What it had done stays done."
 NOT_STARTED = "Not run: the run ended before this call started."
-NOT_ALLOWED = "Not run: the run ended while this call waited for a person's approval."
+NOT_ALLOWED = "Not run: the run ended before a person had allowed this call."
 CRASHED = (
     "Interrupted: the daemon ended in the middle of the run. Whether this call was started, and how far it came, "
     "is not known: look before you repeat it."
@@ -61,11 +61,12 @@ class Streaming:
 
 @dataclass(slots=True)
 class RunningOutput:
-    """A tool call under way, with the tail of what it printed. ``waits``: for a person's approval."""
+    """A tool call under way, with the tail of what it printed. ``allowed``: it does not wait for a
+    person who would have to allow it."""
 
     call: ToolCallBlock
     tail: str = ""
-    waits: bool = False
+    allowed: bool = True
 
     def add(self, text: str) -> None:
         self.tail = (self.tail + text)[-OUTPUT_TAIL:]

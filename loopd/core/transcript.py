@@ -172,6 +172,6 @@ class Transcript:
         for call in tuple(self.open_calls):
             text = otherwise
             if call.id in self.tools:
-                text = NOT_ALLOWED if self.tools[call.id].waits else INTERRUPTED
+                text = INTERRUPTED if self.tools[call.id].allowed else NOT_ALLOWED
                 self.complete_tool(call.id, is_error=True)
             self.append_result(self.result(call, [TextBlock(text)], is_error=True))

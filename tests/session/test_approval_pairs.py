@@ -22,7 +22,7 @@ import pytest
 import trio
 import trio.testing
 from asking import RULE, Asking, asks, person
-from inprocess import PlayedModel, World, running, text
+from inprocess import PlayedModel, World, running
 from stepping import Moments
 
 from loop_protocol.v1.methods import METHODS
@@ -281,7 +281,9 @@ class Life:
             # What was asked and not allowed did not begin; what was allowed may have, when the stop came.
             text = answer.content[0].text  # type: ignore[union-attr]
             allowed = outcome in ("allowed-once", "allowed-session")
-            assert text == (INTERRUPTED if outcome is None or tool.done else NOT_ALLOWED) or (allowed and not tool.done)
+            assert text == (INTERRUPTED if outcome == "not asked" or tool.done else NOT_ALLOWED) or (
+                allowed and not tool.done
+            )
             assert text in (INTERRUPTED, NOT_ALLOWED)
         _, stored = files.read_session(self.world.services.fs, core.path or "")
         assert stored.lines == core.history.lines
