@@ -61,13 +61,15 @@ async def test_what_is_made_has_the_persons_umask_not_the_daemons(
     assert (mode(cwd / "one/two/new"), mode(cwd / "one/two"), mode(cwd / "one")) == (file, directory, directory)
 
 
-@pytest.mark.parametrize("bits", [0o755, 0o600, 0o444, 0o4711])
-async def test_a_replaced_file_keeps_its_mode_bits(cwd: Path, make_scope: MakeScope, bits: int) -> None:
+@pytest.mark.parametrize("bits", [0o755, 0o600, 0o444, 0o1644, 0o4711, 0o2755])
+async def test_a_replaced_file_keeps_its_mode_but_runs_as_nobody_else(
+    cwd: Path, make_scope: MakeScope, bits: int
+) -> None:
     (cwd / "old").write_text("old text")
     (cwd / "old").chmod(bits)
     assert await write(make_scope, "old") == (f"replaced {cwd}/old: 4 bytes instead of 8", False)
     assert (cwd / "old").read_text() == "new\n"
-    assert mode(cwd / "old") == bits
+    assert mode(cwd / "old") == bits & 0o1777
 
 
 @pytest.fixture

@@ -193,7 +193,9 @@ def _take_after(name: str, directory: int, before: os.stat_result | None, descri
             os.fchown(descriptor, before.st_uid, before.st_gid)
         except PermissionError as error:
             raise PermissionError(errno.EPERM, "it belongs to another user or group, which would be lost") from error
-    os.fchmod(descriptor, stat.S_IMODE(before.st_mode))  # after the owner, whose change takes bits away
+    # After the owner, whose change takes bits away. Other content has no claim to run as somebody else: a write takes
+    # these two bits away as well.
+    os.fchmod(descriptor, stat.S_IMODE(before.st_mode) & ~(stat.S_ISUID | stat.S_ISGID))
     path = f"/proc/self/fd/{directory}/{name}"  # there is no such call that takes a directory's descriptor
     with suppress(OSError):  # not every file system has them
         for attribute in os.listxattr(path, follow_symlinks=False):
