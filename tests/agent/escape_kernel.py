@@ -52,9 +52,9 @@ s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.connect(("192.0.2.1", 9)
     py("a pair's end sent elsewhere",
        "a, b = socket.socketpair(type=socket.SOCK_DGRAM); a.sendto(b'x', f'{O}/datagrams')", None),
     unix("abstract Unix socket, as of X11", "f'\\0{T}'"),
-    Attempt("ssh-agent", "SSH_AUTH_SOCK=$O/sock timeout 0.5 ssh-add -l"),
-    Attempt("curl to docker.sock", "timeout 0.5 curl -s --unix-socket $O/sock http://localhost/info"),
-    Attempt("tmux", "timeout 0.5 tmux -S $O/sock new-session -d 'true'"),
+    Attempt("ssh-agent", "SSH_AUTH_SOCK=$O/sock timeout 5 ssh-add -l"),
+    Attempt("curl to docker.sock", "timeout 5 curl -s --unix-socket $O/sock http://localhost/info"),
+    Attempt("tmux", "timeout 5 tmux -S $O/sock new-session -d 'true'"),
     Attempt("busctl and dbus-send", "export DBUS_SESSION_BUS_ADDRESS=unix:path=$O/sock; timeout 1 systemctl --user; "
             "timeout 1 busctl --user list; timeout 1 dbus-send --session /x x.x", None),
     py("io_uring", "syscall(425, 1, ctypes.create_string_buffer(256)); won()", None),

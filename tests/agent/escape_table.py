@@ -185,7 +185,7 @@ OWN = [
     Attempt("own: rename the runtime directory", "mv $P/run $P/run2"),
     unix("own: connect to the socket", "f'{P}/run/loopd/sock'"),
     unix("own: connect through /proc", "f'/proc/{V}/cwd/own/run/loopd/sock'"),
-    Attempt("own: loopctl permission", "timeout 2 $LOOPCTL --socket $P/run/loopd/sock permission danger-full-access"),
+    Attempt("own: loopctl permission", "timeout 6 $LOOPCTL --socket $P/run/loopd/sock permission danger-full-access"),
     Attempt("own: loopctl approvals allow", "timeout 2 $LOOPCTL --socket $P/run/loopd/sock approvals allow 1", None),
 ]  # fmt: skip
 

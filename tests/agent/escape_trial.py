@@ -56,7 +56,8 @@ class Trial:
 
     async def settle(self) -> None:
         """The sandbox makes what it has to cover in a workspace, once."""
-        await self.run("true")
+        if self.preset != "danger-full-access":
+            await self.run("true")
         self.before = self.look()
 
     async def each(self, attempts: Sequence[Attempt]) -> list[Seen]:

@@ -11,10 +11,12 @@ import ctypes
 import glob
 import os
 import secrets
+import select
 import shutil
 import socket
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,6 +46,12 @@ class World:
         self._opened.callback(os.close, self._terminal)
         self._opened.callback(os.close, pts)
         self._start_victim()
+        self._heard: list[str] = []
+        self._lock = threading.Lock()
+        end, self._end = os.pipe()
+        self._opened.callback(os.close, end)
+        self._thread = threading.Thread(target=self._serve, args=(end,))
+        self._thread.start()
         port = {
             name: str(self.listeners[name].getsockname()[1])
             for name in ("TCP", "TCP6", "UDP")
@@ -131,6 +139,8 @@ class World:
             )  # fmt: skip
 
     def close(self) -> None:
+        os.close(self._end)
+        self._thread.join()
         self.victim.kill()
         self.victim.wait()
         for pipe in (self.victim.stdin, self.victim.stdout):
@@ -188,19 +198,29 @@ class World:
         return sorted(path for place in _LEFT for path in glob.glob(place.format(self.token)))
 
     def heard(self) -> list[str]:
-        """Which listeners got something, once for each time that one asks."""
-        heard = []
+        """Which listeners got something since one asked last."""
+        with self._lock:
+            self._answer()
+            heard, self._heard = self._heard, []
+        return sorted(heard)
+
+    def _serve(self, end: int) -> None:
+        """In a thread: whoever connects is hung up on, so that no program waits for an answer."""
+        while end not in select.select([*self.listeners.values(), end], [], [])[0]:
+            with self._lock:
+                self._answer()
+
+    def _answer(self) -> None:
         for name, listener in self.listeners.items():
             with contextlib.suppress(BlockingIOError):
                 if listener.type == socket.SOCK_DGRAM:
                     listener.recv(1)
                 else:
                     listener.accept()[0].close()
-                heard.append(name)
+                self._heard.append(name)
         with contextlib.suppress(BlockingIOError):
             os.read(self._terminal, 100)
-            heard.append("terminal")
-        return heard
+            self._heard.append("terminal")
 
 
 def _facts(path: str) -> object:

@@ -126,7 +126,7 @@ PREPARED = {
     "git is a FIFO": ("mkfifo .git", "cat $P/key"),
     "git is a terminal": ("ln -s $PTS .git", "echo x > .git"),
     "git is the directory above": ("ln -s .. .git", "echo x > ../out/file"),
-    "a stub in the PATH": ("cd bin; printf '#!/bin/sh\\necho x > %s' $O/file > sh; chmod +x sh; cp sh bash; cp sh bwrap",
+    "a stub in the PATH": ("cd bin; printf '#!/bin/sh\\necho x > %s' $O/file > sh; chmod +x sh; cp sh bwrap",
                            "true"),
     "a shell's settings": ("for n in .bashrc .profile .env; do echo \"echo x > $O/file\" > $n; done", "true"),
     "a Python's settings": ("for n in sitecustomize ctypes; do echo \"open('$O/file', 'w')\" > $n.py; done",
@@ -291,3 +291,14 @@ async def test_a_directory_that_is_swapped_for_a_link_all_the_time_is_never_foll
     now = world.seen(writable=True)
     assert {path for path in now if now[path] != before.get(path)} == set()
     assert world.secret not in "".join(told)
+
+
+async def test_an_answer_is_good_for_one_change_of_one_file(trial: MakeTrial) -> None:
+    one = await trial("workspace-write")
+    first, second = Reach("write", "", "{O}/file", "asks"), Reach("write", "", "{O}/program", "asks")
+    assert "replaced" in await reach(one, first, answer=None)
+    before = one.look()
+    for row in (first, second):  # the same again, and another one
+        assert await reach(one, row) == "Not done: nobody is there."
+    assert [ask.path for ask in one.asked] == [f"{one.world.out}/{name}" for name in ("file", "file", "program")]
+    assert one.look() == before
