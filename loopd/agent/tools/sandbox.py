@@ -5,8 +5,9 @@ thread that started it, which ends after ten idle seconds.
 
 What it does not keep from a command: reading whatever else the person may read, opening a FIFO of the host for
 writing (no mount forbids that), and in the writable workspace a repository below it or one that it makes itself: only
-the workspace's own ``.git`` is read-only, with the directory in the workspace that it names. A hard link that somebody
-put there before is the file that it is, wherever its other name is. Nor is it bounded in memory and processes.
+the workspace's own ``.git`` is read-only, unless it is a link, with the directory in the workspace that it names. A
+hard link that somebody put there before is the file that it is, wherever its other name is. Nor is it bounded in memory
+and processes.
 """
 
 from __future__ import annotations
