@@ -79,6 +79,9 @@ async def test_the_commands_get_through_where_nothing_stands_in_their_way() -> N
     attempts = [attempt for attempt in CLAIMED if attempt.works in who]
     with trio.fail_after(120):
         seen = await try_all("danger-full-access", attempts, together=1)
+    print(f"\ndanger-full-access: {len(seen)} commands")
+    for one in seen:
+        print(f"  {one.name:45} expected out, seen {'out' if one.harm else 'blocked'}")
     assert [(one.name, one.text) for one in seen if not one.harm] == []
     assert len(seen) > 60
 
