@@ -77,7 +77,7 @@ FILES = [
     Attempt("mode of a file outside", "chmod 777 $O/file"),
     Attempt("owner of a file outside", "chown 1 $O/file", "root"),
     Attempt("time of a file outside", "touch -d @1 $O/file"),
-    Attempt("flags of a file outside", "chattr +d $O/file"),
+    Attempt("flags of a file outside", "chattr +d $O/file", None),
     Attempt("replace a program outside", "cp /bin/true $O/program"),
     Attempt("fill the disk outside", "head -c 3000000 /dev/zero > $O/big"),
     Attempt("symbolic link", "ln -s $O/file link; echo x > link"),

@@ -33,6 +33,8 @@ pytestmark = pytest.mark.usefixtures("subreaper", "sandbox")
 
 RESTRICTED: list[Permission] = ["read-only", "workspace-write"]
 CLAIMED = [attempt for attempt in COMMANDS if attempt.claimed]
+# What not every machine has.
+PROGRAMS = {"ssh-agent": "ssh-add", "curl to docker.sock": "curl", "tmux": "tmux"}
 MakeTrial = Callable[[Permission], Awaitable[Trial]]
 # Calls whose path a thief swaps meanwhile.
 RACES = 150
@@ -75,8 +77,10 @@ def test_no_command_gets_out_for_a_user_who_is_not_root(preset: Permission) -> N
 
 
 async def test_the_commands_get_through_where_nothing_stands_in_their_way() -> None:
-    who = ("anyone", "root") if os.getuid() == 0 else ("anyone",)
-    attempts = [attempt for attempt in CLAIMED if attempt.works in who]
+    # In a container root may do less.
+    who = ("anyone", "root") if os.access("/proc/sys/kernel/core_pattern", os.W_OK) else ("anyone",)
+    there = [attempt for attempt in CLAIMED if shutil.which(PROGRAMS.get(attempt.name, "sh"))]
+    attempts = [attempt for attempt in there if attempt.works in who]
     with trio.fail_after(120):
         seen = await try_all("danger-full-access", attempts, together=1)
     print(f"\ndanger-full-access: {len(seen)} commands")
