@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import assert_never
 
 from loop_protocol.v1.types import ApprovalOutcome, Permission
@@ -12,10 +12,12 @@ DENIED = (
     "denied: the daemon's own settings, keys, sessions and socket are kept from tools in this preset, and nobody is "
     "asked for them. Only the person can lift that, for all of the session: loopctl permission danger-full-access"
 )
+_GIT = "it is inside .git, where hooks and settings run later with all rights"
 
 
-def why_ask(names: Sequence[str], *, permission: Permission, cwd: str) -> str | None:
-    """Why changing the file of that real path, by its components, takes a person; None where the preset allows it."""
+def why_ask(names: Sequence[str], *, permission: Permission, cwd: str, git: Collection[str] = ()) -> str | None:
+    """Why changing the file of that real path, by its components, takes a person; None where the preset allows it.
+    ``git``: directories that are to the workspace what ``.git`` is, whatever their names."""
     match permission:
         case "danger-full-access":
             return None
@@ -23,7 +25,9 @@ def why_ask(names: Sequence[str], *, permission: Permission, cwd: str) -> str | 
             return "changing files takes a person in the preset read-only"
         case "workspace-write":
             if any(fold(name) in (".git", "git~1") for name in names):  # the second is what FAT may call the first
-                return "it is inside .git, where hooks and settings run later with all rights"
+                return _GIT
+            if any(list(names[: len(own)]) == own for own in (directory.split("/")[1:] for directory in git)):
+                return _GIT
             workspace = [name for name in cwd.split("/") if name]
             return None if list(names[: len(workspace)]) == workspace else f"it is outside the workspace {cwd}"
     assert_never(permission)

@@ -22,7 +22,7 @@ import pytest
 import trio
 import trio.testing
 from asking import RULE, Asking, asks, person
-from inprocess import PlayedModel, World, running
+from inprocess import PlayedModel, World, running, text
 from stepping import Moments
 
 from loop_protocol.v1.methods import METHODS
@@ -279,12 +279,10 @@ class Life:
         [answer] = [message for message in kept if isinstance(message, ToolResultMessage)]
         if result.outcome == "cancelled" and not tool.told and "bug" not in names:
             # What was asked and not allowed did not begin; what was allowed may have, when the stop came.
-            text = answer.content[0].text  # type: ignore[union-attr]
-            allowed = outcome in ("allowed-once", "allowed-session")
-            assert text == (INTERRUPTED if outcome == "not asked" or tool.done else NOT_ALLOWED) or (
-                allowed and not tool.done
-            )
-            assert text in (INTERRUPTED, NOT_ALLOWED)
+            said = answer.content[0].text  # type: ignore[union-attr]
+            begun = outcome == "not asked" or bool(tool.done)
+            assert said in (INTERRUPTED, NOT_ALLOWED)
+            assert (said == INTERRUPTED) is begun or outcome in ("allowed-once", "allowed-session")
         _, stored = files.read_session(self.world.services.fs, core.path or "")
         assert stored.lines == core.history.lines
         return outcome

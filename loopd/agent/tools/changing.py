@@ -18,6 +18,7 @@ from loopd.agent.permissions import why_ask
 from loopd.agent.protected import NOTHING, Identity, Protected
 from loopd.agent.tools.difference import for_people
 from loopd.agent.tools.files import on_disk
+from loopd.agent.tools.git import git_directories
 from loopd.agent.tools.outcomes import told
 from loopd.agent.tools.pinned import Pinned, Seen, changed, look, pinned, real_path, replace, require_allowed
 
@@ -66,7 +67,8 @@ def _begin(
         raise FileNotFoundError(errno.ENOENT, f"the working directory {scope.cwd} does not exist any more")
     with pinned(real_path(path)) as place:
         require_allowed(place, protected)
-        reason = why_ask(place.names, permission=scope.permission, cwd=scope.cwd)
+        git = list(git_directories(scope.cwd))
+        reason = why_ask(place.names, permission=scope.permission, cwd=scope.cwd, git=git)
         seen = _seen(operation, place, asks=reason is not None)
         data, done = plan(seen)
         if reason is None:

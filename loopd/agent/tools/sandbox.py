@@ -5,7 +5,9 @@ thread that started it, which ends after ten idle seconds.
 
 What it does not keep from a command: reading whatever else the person may read, opening a FIFO of the host for
 writing (no mount forbids that), and in the writable workspace a repository below it or one that it makes itself: only
-the workspace's own ``.git`` is read-only.
+the workspace's own ``.git`` is read-only, unless it is a link, with the directory in the workspace that it names. A
+hard link that somebody put there before is the file that it is, wherever its other name is. Nor is it bounded in memory
+and processes.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import trio
 from loop_protocol.v1.methods import SandboxStatus
 from loopd.agent.protected import NOTHING, Protected
 from loopd.agent.tools.enclosure import Enclosure
+from loopd.agent.tools.git import git_directories, within
 from loopd.agent.tools.process import start
 from loopd.agent.tools.seccomp import program_for
 
@@ -114,6 +117,9 @@ class Sandbox:
 
 def _systems_own(name: str) -> str | None:
     for directory in filter(os.path.isabs, os.environ.get("PATH", os.defpath).split(":")):
+        # What a command of root's leaves in its workspace belongs to root too, like the system's own.
+        if os.geteuid() == 0 and directory not in PLACES.split(":"):
+            continue
         path = os.path.join(directory, name)
         with suppress(OSError):
             if all(_is_the_systems(os.stat(one)) for one in (directory, path)) and os.access(path, os.X_OK):
@@ -130,16 +136,20 @@ def first_line(said: bytes | str) -> str:
     return text.strip().partition("\n")[0] or "it said nothing"
 
 
+# Run by root a command may change the kernel's settings: they go by the user and by no namespace (core_pattern names
+# a program that the host's root runs).
+_OWN_DEV_AND_PROC = ["--dev", "/dev", "--proc", "/proc", "--remount-ro", "/proc"]
+
+
 def _private(preset: Preset, workspace: str) -> list[str]:
     """The host, and what each command has for itself."""
     if preset == "read-only":
-        private = ["--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
-        return ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", *private]
+        return ["--ro-bind", "/", "/", *_OWN_DEV_AND_PROC, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
     if workspace == "/":
         # Devices and the kernel's settings are no files of a workspace.
-        return ["--bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--ro-bind-try", "/sys", "/sys"]
+        return ["--bind", "/", "/", *_OWN_DEV_AND_PROC, "--ro-bind-try", "/sys", "/sys"]
     private = [] if workspace == "/tmp" else ["--tmpfs", "/tmp"]
-    return ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", *private]
+    return ["--ro-bind", "/", "/", *_OWN_DEV_AND_PROC, *private]
 
 
 def _covers(protected: tuple[str, ...], workspace: str | None) -> dict[str, list[str]]:
@@ -150,20 +160,20 @@ def _covers(protected: tuple[str, ...], workspace: str | None) -> dict[str, list
     hidden: list[str] = []
     for path in sorted(set(protected)):
         real, holders = _walk(path)
-        covers |= {holder: ["--ro-bind", holder, holder] for holder in holders if _within(holder, workspace)}
+        covers |= {holder: ["--ro-bind", holder, holder] for holder in holders if within(holder, workspace)}
         hidden.append(real)
     for real in sorted(set(hidden)):
-        if any(_within(real, other) for other in hidden if other != real):
+        if any(within(real, other) for other in hidden if other != real):
             continue  # gone with that
-        if _within(real, workspace) and not os.path.lexists(real):
+        if within(real, workspace) and not os.path.lexists(real):
             os.makedirs(real, 0o700, exist_ok=True)
         if words := _hide(real):
             covers[real] = words
     if workspace is not None:
         # Hooks and settings in it are run by the person's own git later, with all rights.
-        git = os.path.realpath(os.path.join(workspace, ".git"))
-        if os.path.exists(git):
-            covers.setdefault(git, ["--ro-bind", git, git])
+        for git in git_directories(workspace):
+            if not any(within(git, other) for other in hidden):
+                covers.setdefault(git, ["--ro-bind", git, git])
         for path in list(covers):
             for parent in _between(workspace, path):
                 covers.setdefault(parent, ["--bind", parent, parent])
@@ -199,13 +209,9 @@ def _walk(path: str) -> tuple[str, set[str]]:
     return real, holders
 
 
-def _within(path: str, directory: str | None) -> bool:
-    return directory is not None and (path == directory or path.startswith(directory.rstrip("/") + "/"))
-
-
 def _between(directory: str, path: str) -> Iterator[str]:
     """The directories below ``directory`` that lead to ``path``."""
-    if _within(path, directory):
+    if within(path, directory):
         while (path := os.path.dirname(path)) != directory and path != "/":
             yield path
 

@@ -10,10 +10,12 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 _CLONE_NEWUSER = 0x10000000
+_SETUID_OR_SETGID = 0o6000
+_CREATING = 0o100 | 0o20000000  # O_CREAT, O_TMPFILE
 # Codes of seccomp_data's fields, of BPF instructions, and of answers.
 _NR, _ARCH, _ARGUMENTS = 0, 4, 16
 _LOAD, _AND, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
@@ -24,7 +26,9 @@ Code = list[tuple[int, int, int, int]]
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Machine:
-    """The numbers of an architecture (AUDIT_ARCH_*, unistd.h). ``foreign``: where those of another ABI begin."""
+    """The numbers of an architecture (AUDIT_ARCH_*, unistd.h). ``foreign``: where those of another ABI begin. ``modes``
+    and ``opens``: calls that give a file its mode, with the argument that says it, for the latter the one after the
+    flags."""
 
     arch: int
     socket: int
@@ -32,9 +36,13 @@ class Machine:
     clone: int
     unshare: int
     keys: Sequence[int]
+    modes: Mapping[int, int]
+    opens: Mapping[int, int]
     foreign: int | None = None
     clone3: int = 435
     io_uring_setup: int = 425
+    openat2: int = 437
+    fchmodat2: int = 452
 
 
 MACHINES = {
@@ -45,9 +53,20 @@ MACHINES = {
         clone=56,
         unshare=272,
         keys=(248, 249, 250),
+        modes={85: 1, 90: 1, 91: 1, 133: 1, 259: 2, 268: 2},  # creat, chmod, fchmod, mknod, mknodat, fchmodat
+        opens={2: 2, 257: 3},  # open, openat
         foreign=0x40000000,  # x32
     ),
-    "aarch64": Machine(arch=0xC00000B7, socket=198, socketpair=199, clone=220, unshare=97, keys=(217, 218, 219)),
+    "aarch64": Machine(
+        arch=0xC00000B7,
+        socket=198,
+        socketpair=199,
+        clone=220,
+        unshare=97,
+        keys=(217, 218, 219),
+        modes={33: 2, 52: 1, 53: 2},  # mknodat, fchmod, fchmodat
+        opens={56: 3},  # openat
+    ),
 }
 
 
@@ -79,6 +98,12 @@ def _program(machine: Machine) -> Code:
         (machine.clone, _without(_CLONE_NEWUSER, errno.EPERM)),
         # Its flags lie in memory, out of reach from here. Libraries take `clone` where there is none.
         (machine.clone3, _refuse(errno.ENOSYS)),
+        # In the workspace such a file stays, and gives whoever else runs it the rights of its owner. That is the
+        # person, or root.
+        *((number, _without(_SETUID_OR_SETGID, errno.EPERM, at=at)) for number, at in machine.modes.items()),
+        (machine.fchmodat2, _without(_SETUID_OR_SETGID, errno.EPERM, at=2)),
+        *((number, _not_creating(_SETUID_OR_SETGID, errno.EPERM, at=at)) for number, at in machine.opens.items()),
+        (machine.openat2, _refuse(errno.ENOSYS)),  # like clone3
     ]
     for number, then in rules:
         code += [(_EQUAL, 0, len(then), number), *then]
@@ -100,5 +125,11 @@ def _only(values: Sequence[int], error: int, *, at: int = 0, mask: int = 0xFFFFF
     return code + _refuse(error)
 
 
-def _without(bits: int, error: int) -> Code:
-    return [(_LOAD, 0, 0, _ARGUMENTS), (_ANY_BIT, 0, 1, bits), *_refuse(error), (_RETURN, 0, 0, _ALLOW)]
+def _without(bits: int, error: int, *, at: int = 0) -> Code:
+    return [(_LOAD, 0, 0, _ARGUMENTS + 8 * at), (_ANY_BIT, 0, 1, bits), *_refuse(error), (_RETURN, 0, 0, _ALLOW)]
+
+
+def _not_creating(bits: int, error: int, *, at: int) -> Code:
+    """Else the mode means nothing, and may be anything."""
+    flags: Code = [(_LOAD, 0, 0, _ARGUMENTS + 8 * (at - 1)), (_ANY_BIT, 0, 1, _CREATING), *_refuse(error)]
+    return [(_LOAD, 0, 0, _ARGUMENTS + 8 * at), (_ANY_BIT, 0, len(flags), bits), *flags, (_RETURN, 0, 0, _ALLOW)]
