@@ -155,8 +155,10 @@ class Context:
             approvals.settle(pending, Resolution("timed-out"))
         finally:
             approvals.settle(pending, Resolution("cancelled"))
-        # A stop right after the answer: it was allowed, and must not happen any more.
+        # A stop right after the answer: it was allowed, and must not happen any more, also where a tool shields itself.
         await trio.lowlevel.checkpoint_if_cancelled()
+        if self._run.stop_requested:
+            return answer_for("cancelled", None)
         resolution = pending.resolution
         assert resolution is not None
         refusal = answer_for(resolution.outcome, resolution.feedback)

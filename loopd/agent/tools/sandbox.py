@@ -102,7 +102,7 @@ class Sandbox:
             raise FileNotFoundError(errno.ENOENT, "bubblewrap is not installed (package: bubblewrap)")
         if os.path.realpath(workspace) != workspace:  # another session's command may have put a link there meanwhile
             raise OSError(errno.ELOOP, f"the workspace {workspace} leads somewhere else by now")
-        if any(_within(workspace, place) for place in _KERNELS) and not _within(workspace, "/dev/shm"):
+        if any(within(workspace, place) for place in _KERNELS) and not within(workspace, "/dev/shm"):
             raise OSError(errno.EINVAL, f"no sandbox can have the workspace {workspace}: it would be let out by it")
         writable = preset == "workspace-write"
         mounts = _private(preset, workspace)
