@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -62,7 +64,7 @@ def test_doctor_tells_whether_it_works_and_why_not(
             pytest.skip(reason)
     else:
         places = place_of_bwrap(tmp_path / "bin", script) if script else str(tmp_path)
-        monkeypatch.setattr(sandbox, "PLACES", places)
+        monkeypatch.setattr(sandbox, "_systems_own", partial(shutil.which, path=places))
     options = ["--data-dir", str(tmp_path / "data"), "--config", str(tmp_path / "c"), "--socket", str(tmp_path / "s")]
     (tmp_path / "c").touch()
     tmp_path.chmod(0o700)
