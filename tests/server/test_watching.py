@@ -197,8 +197,9 @@ async def test_what_tools_of_all_sessions_ask_is_told_with_what_it_came_to(tmp_p
             opened = await wire.call("runtime/open", new)
             runs.append(await wire.prompt(opened["sessionId"]))
         told: list[Any] = []
-        while len(told) < 2:
-            told += await _told(watcher)
+        with trio.fail_after(10):
+            while len(told) < 2:
+                told += await _told(watcher)
         listed = msgspec.convert(await pending(watcher), list[ApprovalRequest])
         assert told == [ApprovalRequested(request) for request in listed]
         assert listed[0].session_id != listed[1].session_id

@@ -479,6 +479,25 @@ async def test_a_tool_that_shields_what_it_does_is_told_that_it_was_stopped(tmp_
         assert [life[-1] for life in lives(seat.wire).values()] == ["cancelled"]
 
 
+async def test_nobody_is_asked_once_the_session_is_being_closed(tmp_path: Path) -> None:  # A-4
+    """At the same moment: what stops the run comes a little later, here after the question."""
+
+    class Closing(Asking):
+        async def run(self, _: Any, scope: ToolScope) -> ToolOutcome:
+            with trio.CancelScope(shield=True):
+                seat.world.session().core.closed = True
+                self.told.append(await scope.ask(Ask(operation="command", reason="r", sandbox="s")))
+                seat.world.session().end("shutdown")
+            return ToolOutcome([TextBlock("x")])
+
+    async with asked(tmp_path, asks(), text("fine"), tool=Closing()) as (seat, tool):
+        await seat.prompt()
+        with trio.fail_after(5):
+            await seat.wire.event("session_closed")
+        assert ["cancelled" in str(told) for told in tool.told] == [True]
+        assert lives(seat.wire) == {}
+
+
 async def test_a_tool_that_gives_up_asking_leaves_no_request_behind(tmp_path: Path) -> None:  # A-1
     class Impatient(Asking):
         async def run(self, _: Any, scope: ToolScope) -> ToolOutcome:
