@@ -71,6 +71,13 @@ async def test_outside_the_workspace_nothing_is_written_and_all_is_read(inside: 
         below.rmdir()
 
 
+async def test_read_only_writes_nothing_but_below_its_own_tmp(inside: Inside) -> None:
+    places = ["/", "/dev", "/dev/pts", "/tmp", "/run", "/var/tmp", "/sys", "/proc", "/proc/sys/kernel", "$HOME", "."]
+    tries = "; ".join(f"touch {place}/made && echo {place}" for place in [*places, "$TMPDIR"])
+    text, _ = await inside("read-only", f"exec 2>/dev/null; {tries}")
+    assert text == "/dev/shm\n"
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 async def test_a_private_tmp_is_empty_at_first_and_gone_afterwards(
     inside: Inside, tmp_path: Path, preset: Preset
