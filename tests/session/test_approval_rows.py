@@ -21,6 +21,7 @@ from seats import Held, Seat, seated
 from loop_protocol.v1.errors import RpcError
 from loop_protocol.v1.types import TextBlock
 from loopd.agent import Ask, ToolOutcome, ToolScope
+from loopd.config import Config, DaemonSettings
 from loopd.core import approvals as core_approvals
 from loopd.daemon import IDLE_SESSION_S, TIDY_S
 
@@ -410,7 +411,8 @@ async def test_a_deadline_is_each_requests_own_and_an_outcome(  # A-1 A-2
 
 @pytest.mark.parametrize("how", ["session/stop", "session/abort", "runtime/dispose", "server/drain", "end", "TERM"])
 async def test_whatever_ends_the_run_cancels_what_it_asks_before_it_saves(how: str, tmp_path: Path) -> None:  # A-4 I-3
-    async with asked(tmp_path, asks(), text("fine")) as (seat, tool):
+    config = Config(daemon=DaemonSettings(drain_deadline_s=1))  # so that a TERM stops it at once
+    async with asked(tmp_path, asks(), text("fine"), config=config) as (seat, tool):
         run_id = await seat.prompt()
         approval_id = await requested(seat.wire)
         params: dict[str, Any] = {"sessionId": seat.id}
