@@ -516,6 +516,8 @@ async def test_a_tool_that_gives_up_asking_leaves_no_request_behind(tmp_path: Pa
         run_id = await seat.prompt()
         assert (await seat.over(run_id))["outcome"] == "success"
         assert [life for life in lives(seat.wire).values()] == [["requested", "cancelled"]]
+        tags = [params.event.__struct_config__.tag for params in seat.wire.events]
+        assert tags.index("approval_resolved") < tags.index("tool_execution_end")  # not first at the end of the run
         assert (await seat.state())["approvals"] == []
         assert "fault" in (await results(seat))[0]
 
