@@ -481,6 +481,21 @@ async def test_a_tool_that_shields_what_it_does_is_told_that_it_was_stopped(tmp_
         assert [life[-1] for life in lives(seat.wire).values()] == ["cancelled"]
 
 
+async def test_a_tool_whose_run_has_ended_asks_nobody(tmp_path: Path) -> None:  # A-1
+    kept: list[Any] = []
+
+    class Keeping(Asking):
+        async def run(self, _: Any, scope: ToolScope) -> ToolOutcome:
+            kept.append(scope.ask)
+            return ToolOutcome([TextBlock("x")])
+
+    async with asked(tmp_path, asks(), text("fine"), tool=Keeping()) as (seat, _):
+        await seat.prompt(wait=True)
+        with pytest.raises(RuntimeError, match="has ended"), trio.fail_after(5):
+            await kept[0](Ask(operation="command", reason="r", sandbox="s"))
+        assert (lives(seat.wire), await pending(seat.wire)) == ({}, [])
+
+
 async def test_nobody_is_asked_once_the_session_is_being_closed(tmp_path: Path) -> None:  # A-4
     """At the same moment: what stops the run comes a little later, here after the question."""
 
