@@ -465,19 +465,18 @@ async def test_a_drain_waits_for_the_answer_and_the_socket_takes_it(tmp_path: Pa
 async def test_a_tool_that_shields_what_it_does_is_told_that_it_was_stopped(tmp_path: Path) -> None:
     class Shielded(Asking):
         async def run(self, _: Any, scope: ToolScope) -> ToolOutcome:
-            ask = Ask(operation="command", reason="r", sandbox="s")
             with trio.CancelScope(shield=True):
-                for _ in range(2):  # the second time after the stop
-                    self.told.append(await scope.ask(ask))
+                for rules in ([], [RULE]):  # the second time after the stop: not even what was allowed before
+                    self.told.append(await scope.ask(Ask(operation="command", reason="r", sandbox="s", rules=rules)))
             return ToolOutcome([TextBlock("x")])
 
     async with asked(tmp_path, asks(), text("fine"), tool=Shielded()) as (seat, tool):
         run_id = await seat.prompt()
         await requested(seat.wire)
+        seat.world.session().core.approvals.grants.add(RULE)
         with trio.fail_after(5):
             assert await seat.stop(run_id)
-        assert len(tool.told) == 2
-        assert all("cancelled" in told for told in tool.told if told is not None)
+        assert ["cancelled" in str(told) for told in tool.told] == [True, True]
         assert [life[-1] for life in lives(seat.wire).values()] == ["cancelled"]
 
 
