@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import os
 import weakref
 from collections import Counter
@@ -15,12 +16,13 @@ import pytest
 import trio
 import trio.testing
 from asking import RULE, UNPARSED, Asking, answer, asks, pending, person, requested, resolved, twice
-from inprocess import Wire, running, text
+from inprocess import Wire, call, running, text
 from seats import Held, Seat, seated
 
 from loop_protocol.v1.errors import RpcError
 from loop_protocol.v1.types import TextBlock
 from loopd.agent import Ask, ToolOutcome, ToolScope
+from loopd.agent.tools.write import Write
 from loopd.config import Config, DaemonSettings
 from loopd.core import approvals as core_approvals
 from loopd.daemon import IDLE_SESSION_S, TIDY_S
@@ -94,6 +96,23 @@ async def test_a_request_has_what_is_needed_to_decide_it_everywhere_the_same(tmp
         assert (await seat.wire.call("server/status"))["pendingApprovals"] == 0
         assert tool.done == ["touch x"]
         assert lives(seat.wire) == {listed["approvalId"]: ["requested", "allowed-once"]}
+
+
+async def test_a_request_of_a_write_names_the_file_its_hash_and_the_change(tmp_path: Path) -> None:  # A-1 A-8
+    writes = call("write", path="file", content="new\n")
+    async with asked(tmp_path, writes, text("fine"), tool=Write()) as (seat, _):
+        path = Path(seat.world.cwd, "file")
+        path.write_text("old\n")
+        run_id = await seat.prompt()
+        approval_id = await requested(seat.wire)
+        [listed] = await pending(seat.wire)
+        assert (listed["operation"], listed["path"]) == ("write", str(path))
+        assert listed["sha256Before"] == hashlib.sha256(b"old\n").hexdigest()
+        assert listed["diff"] == "@@ -1,1 +1,1 @@\n-old\n+new"
+        assert listed["rules"] == [f"write {path}"]
+        await answer(seat.wire, approval_id)
+        assert (await seat.over(run_id))["outcome"] == "success"
+        assert path.read_text() == "new\n"
 
 
 async def test_a_rejection_is_told_to_the_model_with_its_feedback_and_the_run_goes_on(tmp_path: Path) -> None:
