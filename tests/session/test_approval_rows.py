@@ -244,11 +244,12 @@ async def test_an_answer_that_it_cannot_have_changes_nothing(  # A-2 I-10
 async def test_requests_are_listed_the_oldest_first_of_all_sessions_or_of_one(tmp_path: Path) -> None:  # D-5
     async with asked(tmp_path, asks(), asks(), text("x")) as (seat, tool):
         other = await seat.wire.open(seat.world, kind="memory", runtimeId="new")
+        second = await seat.wire.prompt(other["sessionId"])  # it was opened later, and asks first
+        its = await requested(seat.wire)
+        await trio.sleep(0.002)  # they are as old as their milliseconds
         first = await seat.prompt()
         mine = await requested(seat.wire)
-        second = await seat.wire.prompt(other["sessionId"])
-        its = await requested(seat.wire)
-        assert [one["approvalId"] for one in await pending(seat.wire)] == [mine, its]
+        assert [one["approvalId"] for one in await pending(seat.wire)] == [its, mine]
         assert [one["approvalId"] for one in await pending(seat.wire, sessionId=other["sessionId"])] == [its]
         error = await refusal(seat.wire, "approval/list", sessionId="nothing")
         assert error.kind == "session_not_found"
@@ -259,6 +260,43 @@ async def test_requests_are_listed_the_oldest_first_of_all_sessions_or_of_one(tm
         await seat.wire.prompt(other["sessionId"], wait=True)
         await seat.wire.call("session/setPermission", {"sessionId": other["sessionId"], "permission": "read-only"})
         assert await seat.stop(first)
+        assert tool.done == ["it"]
+
+
+async def test_what_one_call_asks_at_once_is_counted_answered_and_cancelled_each(
+    tmp_path: Path,
+) -> None:  # A-1 A-4
+    class Twofold(Asking):
+        async def run(self, _: Any, scope: ToolScope) -> ToolOutcome:
+            async with trio.open_nursery() as nursery:
+                for _ in range(3):
+                    nursery.start_soon(scope.ask, Ask(operation="command", reason="r", sandbox="s"))
+            raise AssertionError
+
+    async with asked(tmp_path, asks(), text("fine"), tool=Twofold()) as (seat, _):
+        run_id = await seat.prompt()
+        first, second, third = [await requested(seat.wire) for _ in range(3)]
+        assert (await seat.wire.call("server/status"))["pendingApprovals"] == 3
+        assert (await seat.wire.call("runtime/list"))["runtimes"][0]["pendingApprovals"] == 3
+        await answer(seat.wire, second)
+        assert {one["approvalId"] for one in await pending(seat.wire)} == {first, third}
+        assert await seat.stop(run_id)
+        told = lives(seat.wire)
+        assert told.pop(second) == ["requested", "allowed-once"]
+        assert list(told.values()) == [["requested", "cancelled"]] * 2
+
+
+async def test_an_answer_at_the_moment_of_the_closing_changes_nothing(tmp_path: Path) -> None:  # A-4 I-10
+    async with asked(tmp_path, asks(), text("fine")) as (seat, tool):
+        run_id = await seat.prompt()
+        approval_id = await requested(seat.wire)
+        core = seat.world.session().core
+        core.closed = True  # said to be so: what cancels it comes right after
+        late = await refusal(seat.wire, "approval/resolve", approvalId=approval_id, decision="allowed-session")
+        assert (late.kind, list(core.approvals.pending)) == ("session_closed", [approval_id])
+        core.closed = False
+        await answer(seat.wire, approval_id)
+        assert (await seat.over(run_id))["outcome"] == "success"
         assert tool.done == ["it"]
 
 
@@ -356,6 +394,12 @@ async def test_only_who_can_approve_and_is_attached_now_counts_as_there(tmp_path
         assert await outcome() is None
         seat.opened |= await seat.wire.call("runtime/newSession", {"runtimeId": seat.runtime_id})
         assert await outcome() == "unavailable"
+        log = seat.world.daemon.runtimes.by_id[seat.runtime_id].events
+        slow = log.subscribe(position=log.head, follow=False, notify=lambda: None, can_approve=True)
+        assert log.has_approver
+        log.end_unfollowing()  # though it has not read up to there
+        assert not log.has_approver
+        log.cursors.discard(slow)
         await one.call("runtime/attach", {"runtimeId": seat.runtime_id})
         await one.aclose()
         while seat.world.daemon.connections > 1:  # noqa: ASYNC110 nothing tells
