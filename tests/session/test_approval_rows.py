@@ -25,6 +25,7 @@ from loopd.agent import Ask, ToolOutcome, ToolScope
 from loopd.agent.tools.write import Write
 from loopd.config import Config, DaemonSettings
 from loopd.core import approvals as core_approvals
+from loopd.core.state import SessionCore
 from loopd.daemon import IDLE_SESSION_S, TIDY_S
 
 
@@ -541,6 +542,38 @@ async def test_a_tool_that_shields_what_it_does_is_told_that_it_was_stopped(tmp_
             assert await seat.stop(run_id)
         assert ["cancelled" in str(told) for told in tool.told] == [True, True]
         assert [life[-1] for life in lives(seat.wire).values()] == ["cancelled"]
+
+
+@pytest.mark.parametrize("fault", [False, True])
+async def test_what_a_tool_left_asking_is_cancelled_before_its_run_is_timed_or_abandoned(
+    fault: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # A-4 I-3
+    left: list[str | None] = []
+
+    async with trio.open_nursery() as nursery:
+
+        class Leaving(Asking):
+            async def run(self, _: Any, scope: ToolScope) -> ToolOutcome:
+                async def asks_on() -> None:
+                    left.append(await scope.ask(Ask(operation="command", reason="r", sandbox="s")))
+
+                nursery.start_soon(asks_on)
+                while not seat.world.session().core.approvals.pending:  # noqa: ASYNC110 nothing tells
+                    await trio.lowlevel.checkpoint()
+                return ToolOutcome([TextBlock("x")])
+
+        async with asked(tmp_path, asks(), text("fine"), tool=Leaving()) as (seat, _):
+            if fault:
+                monkeypatch.setattr(SessionCore, "complete_run", None)  # a bug
+            await seat.prompt()
+            with trio.fail_after(5):
+                await seat.wire.event("run_settled")
+            tags = [params.event.__struct_config__.tag for params in seat.wire.events]
+            before = "run_settled" if fault else "prompt_timing"
+            assert tags.count("approval_resolved") == 1
+            assert tags.index("approval_resolved") < len(tags) - 1 - tags[::-1].index(before)
+            assert [life[-1] for life in lives(seat.wire).values()] == ["cancelled"]
+    assert ["cancelled" in str(told) for told in left] == [True]
 
 
 async def test_a_tool_whose_run_has_ended_asks_nobody(tmp_path: Path) -> None:
