@@ -146,6 +146,19 @@ async def test_allowed_for_the_session_is_not_asked_again_as_long_as_it_is_open(
         await requested(seat.wire)  # once was once
 
 
+async def test_what_was_allowed_outlasts_a_change_of_the_model_and_the_same_preset_again(tmp_path: Path) -> None:
+    async with asked(tmp_path, asks(rules=[RULE]), text("x")) as (seat, tool):
+        run_id = await seat.prompt()
+        await answer(seat.wire, await requested(seat.wire), "allowed-session")
+        await seat.over(run_id)
+        await seat.ask("session/setModel", model={"provider": "other", "id": "m"})
+        await seat.ask("session/setPermission", permission="read-only")
+        seat.model.turns = 0
+        with trio.fail_after(5):
+            await seat.over(await seat.prompt())
+        assert (tool.done, len(lives(seat.wire))) == (["it", "it"], 1)
+
+
 @pytest.mark.parametrize("ending", ["dispose", "new session", "switch away and back", "restart", "preset"])
 async def test_what_was_allowed_ends_with_the_opening_and_with_the_preset(ending: str, tmp_path: Path) -> None:
     async with asked(tmp_path / "a", asks(rules=[RULE]), text("x")) as (seat, tool):
