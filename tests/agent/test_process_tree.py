@@ -16,7 +16,7 @@ from agent_recording import MakeScope, call, left_over
 
 from loop_protocol.v1.types import Permission
 from loopd.agent.tools import process
-from loopd.agent.tools.procfs import process_table
+from loopd.agent.tools.procfs import below, process_table
 from loopd.agent.tools.sandbox import Sandbox
 from loopd.agent.tools.shell import Bash, BashArguments
 
@@ -310,8 +310,9 @@ async def test_a_start_that_is_only_slow_is_over_when_its_cancelled_call_is() ->
 
 
 def running(*commands: str) -> int:
+    """Below this process, to which all of them come, being its descendants: others may test at the same time."""
     wanted = {command.replace(" ", "\0").encode() + b"\0" for command in commands}
-    pids = [one.pid for children in process_table().values() for one in children if not one.zombie]
+    pids = [one.pid for one in below(process_table(), os.getpid()) if not one.zombie]
     found = 0
     for pid in pids:
         try:
