@@ -226,6 +226,8 @@ REFUSED: list[tuple[str, str]] = [
     ("cargo test --config x", "cargo with --config"),
     ("make SHELL=x", "make runs"),
     ("make -f x", "make runs"),
+    ("ls\\\n#; rm x", "no plain command"),  # to bash no comment: the line goes on in the middle of a word
+    ("'a=b' ls", "no program"),
     ("ls; echo $(id)", "for its output"),
     ("ls\nsudo ls", "sudo runs"),
 ]

@@ -70,6 +70,20 @@ async def test_without_a_sandbox_each_command_asks_and_says_why(  # A-7
     assert all(why in ask.reason for ask in person.asked)
 
 
+@pytest.mark.parametrize("way", ["directory of all", "file of all", "relative"])
+async def test_a_bubblewrap_that_others_could_put_there_is_never_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:  # A-7
+    """A command of an earlier session, for one: whatever it left there would run with all rights."""
+    place = tmp_path / "bin"
+    fake_bwrap(place, f"touch {tmp_path}/ran; exit 1")
+    {"directory of all": place, "file of all": place / "bwrap", "relative": tmp_path}[way].chmod(0o777)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "bin" if way == "relative" else str(place))
+    assert "not installed" in ((await Sandbox().tried()).reason or "")
+    assert not (tmp_path / "ran").exists()
+
+
 async def test_a_bubblewrap_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("loopd.agent.tools.sandbox.TRIAL_S", 0.2)
     with trio.fail_after(5):

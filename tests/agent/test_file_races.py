@@ -16,6 +16,7 @@ from agent_recording import MakeScope
 from guarded_files import Guarded
 
 from loopd.agent import Ask
+from loopd.agent.protected import Protected
 from loopd.agent.tools import pinned
 
 CHANGED = "it was changed by somebody else since it was looked at; read it again"
@@ -223,16 +224,41 @@ async def test_what_is_swapped_while_the_new_content_is_written_is_left_alone(
     assert [guarded.everything()] == after
 
 
-async def test_an_edit_is_of_the_content_that_was_read_however_the_times_look(
-    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("swap", [file_edited, file_for_its_twin])
+async def test_an_edit_is_of_the_file_and_the_content_that_were_read_however_the_times_look(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch, swap: Swap
 ) -> None:
     guarded.permission = "workspace-write"
     (guarded.ws / "sub/file").write_text("old\n")
-    with just_before(monkeypatch, "fsync", lambda: file_edited(guarded)):
-        text, is_error = await guarded.edit("sub/file")
-    assert is_error
-    assert text.endswith(CHANGED)
-    assert (guarded.ws / "sub/file").read_text() == "OLD\n"
+    after: list[dict[str, str | None]] = []
+
+    def act() -> None:
+        swap(guarded)
+        after.append({k: v for k, v in guarded.everything().items() if ".loopd-" not in k})
+
+    path = guarded.ws / "sub/file"
+    with just_before(monkeypatch, "fsync", act):
+        assert await guarded.edit(path) == (f"{path}: {CHANGED}", True)
+    assert [guarded.everything()] == after
+
+
+@pytest.mark.parametrize("tool", ["edit", "read"])
+async def test_another_name_of_the_daemons_file_put_there_right_after_the_look_is_not_opened(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch, tool: str
+) -> None:
+    guarded.permission = "workspace-write"
+    (guarded.ws / "sub/file").write_text("mine\n")
+
+    def looked(place: pinned.Pinned, protected: Protected) -> None:
+        pinned.require_allowed(place, protected)
+        (guarded.ws / "sub/file").unlink()
+        (guarded.ws / "sub/file").hardlink_to(guarded.root / "key")
+
+    for module in ("changing", "read"):
+        monkeypatch.setattr(f"loopd.agent.tools.{module}.require_allowed", looked)
+    path = guarded.ws / "sub/file"
+    assert await getattr(guarded, tool)(path) == (f"{path}: {CHANGED}", True)
+    assert (guarded.root / "key").read_text() == "old\n"
 
 
 @pytest.mark.parametrize("swap", [directory_for_a_link, file_for_a_link])

@@ -71,6 +71,13 @@ async def test_outside_the_workspace_nothing_is_written_and_all_is_read(inside: 
         below.rmdir()
 
 
+async def test_read_only_writes_nothing_but_below_its_own_tmp(inside: Inside) -> None:  # A-7
+    places = ["/", "/dev", "/dev/pts", "/tmp", "/run", "/var/tmp", "/sys", "/proc", "/proc/sys/kernel", "$HOME", "."]
+    tries = "; ".join(f"touch {place}/made && echo {place}" for place in [*places, "$TMPDIR"])
+    text, _ = await inside("read-only", f"exec 2>/dev/null; {tries}")
+    assert text == "/dev/shm\n"
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 async def test_a_private_tmp_is_empty_at_first_and_gone_afterwards(
     inside: Inside, tmp_path: Path, preset: Preset
@@ -100,6 +107,18 @@ async def test_there_is_no_network_and_no_process_but_its_own(inside: Inside, pr
     assert text.endswith("\nlo\nbwrap\n") or text.endswith("bwrap\n")
 
 
+@pytest.mark.parametrize("preset", PRESETS)
+async def test_it_shares_no_namespace_with_the_host_and_has_no_capability(inside: Inside, preset: Preset) -> None:
+    kinds = ["user", "pid", "net", "ipc", "uts", "mnt"]  # A-7
+    text, _ = await inside(preset, f"cd /proc/self/ns && readlink {' '.join(kinds)}; grep ^Cap /proc/self/status")
+    lines = text.splitlines()
+    namespaces, sets = lines[: len(kinds)], lines[len(kinds) :]
+    host = [os.readlink(f"/proc/self/ns/{kind}") for kind in kinds]
+    assert [one.partition(":")[0] for one in namespaces] == kinds
+    assert not set(namespaces) & set(host)
+    assert {line.split()[1] for line in sets} == {"0" * 16}
+
+
 async def test_git_in_the_workspace_is_read_only_whether_directory_or_file(inside: Inside, tmp_path: Path) -> None:
     ws = tmp_path / "ws"  # A-7
     (ws / ".git" / "hooks").mkdir(parents=True)
@@ -113,6 +132,25 @@ async def test_git_in_the_workspace_is_read_only_whether_directory_or_file(insid
     )  # fmt: skip
     assert "done" not in text
     assert (ws / "sub" / ".git").read_text() == "gitdir: ../.git\n"
+
+
+async def test_git_behind_a_link_is_read_only_by_all_its_names(inside: Inside, tmp_path: Path) -> None:
+    ws = tmp_path / "ws"  # A-7
+    (ws / "store" / "git" / "hooks").mkdir(parents=True)
+    (ws / ".git").symlink_to("store/git")
+    tries = ["echo evil > .git/hooks/pre-commit", "touch store/git/config", "mv store elsewhere", "rm -r store/git"]
+    text, _ = await inside("workspace-write", "; ".join(f"{one} && echo done" for one in tries))
+    assert "Read-only file system" in text
+    assert "done" not in text
+    assert os.listdir(ws / "store/git") == ["hooks"]
+
+
+async def test_a_command_outlives_the_thread_that_started_it(
+    inside: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:  # A-7
+    """To the kernel that thread is the parent: with die-with-parent long commands would end with it."""
+    monkeypatch.setattr("trio._core._thread_cache.IDLE_TIMEOUT", 0.01)
+    assert await inside("read-only", "sleep 0.3; echo done") == ("done\n", False)
 
 
 @pytest.mark.parametrize("parts", [("ws",), ("ws", "deep", "er")], ids=["workspace", "deeper"])

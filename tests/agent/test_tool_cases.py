@@ -106,7 +106,7 @@ async def test_a_command_that_ignores_its_time_limit_is_killed_after_a_grace(
     started = time.monotonic()
     told = await bash(tmp_path, 'trap "" TERM; while :; do :; done', way, timeoutMs=1000)
     assert told == ("[no output]\n[stopped at the time limit of 1 s]", True)
-    assert 3 < time.monotonic() - started < 5
+    assert 3 < time.monotonic() - started < 10  # as a rule hardly more than 3: the rest is the machine's
 
 
 SUDO = pytest.param("sudo -k; sudo true", marks=pytest.mark.skipif(not shutil.which("sudo"), reason="no sudo here"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import os
 import weakref
 from collections import Counter
@@ -15,13 +16,16 @@ import pytest
 import trio
 import trio.testing
 from asking import RULE, UNPARSED, Asking, answer, asks, pending, person, requested, resolved, twice
-from inprocess import Wire, running, text
+from inprocess import Wire, call, running, text
 from seats import Held, Seat, seated
 
 from loop_protocol.v1.errors import RpcError
 from loop_protocol.v1.types import TextBlock
 from loopd.agent import Ask, ToolOutcome, ToolScope
+from loopd.agent.tools.write import Write
+from loopd.config import Config, DaemonSettings
 from loopd.core import approvals as core_approvals
+from loopd.core.state import SessionCore
 from loopd.daemon import IDLE_SESSION_S, TIDY_S
 
 
@@ -95,6 +99,23 @@ async def test_a_request_has_what_is_needed_to_decide_it_everywhere_the_same(tmp
         assert lives(seat.wire) == {listed["approvalId"]: ["requested", "allowed-once"]}
 
 
+async def test_a_request_of_a_write_names_the_file_its_hash_and_the_change(tmp_path: Path) -> None:  # A-1 A-8
+    writes = call("write", path="file", content="new\n")
+    async with asked(tmp_path, writes, text("fine"), tool=Write()) as (seat, _):
+        path = Path(seat.world.cwd, "file")
+        path.write_text("old\n")
+        run_id = await seat.prompt()
+        approval_id = await requested(seat.wire)
+        [listed] = await pending(seat.wire)
+        assert (listed["operation"], listed["path"]) == ("write", str(path))
+        assert listed["sha256Before"] == hashlib.sha256(b"old\n").hexdigest()
+        assert listed["diff"] == "@@ -1,1 +1,1 @@\n-old\n+new"
+        assert listed["rules"] == [f"write {path}"]
+        await answer(seat.wire, approval_id)
+        assert (await seat.over(run_id))["outcome"] == "success"
+        assert path.read_text() == "new\n"
+
+
 async def test_a_rejection_is_told_to_the_model_with_its_feedback_and_the_run_goes_on(tmp_path: Path) -> None:  # A-2
     async with asked(tmp_path, asks(), asks(id="c2"), text("fine")) as (seat, tool):
         run_id = await seat.prompt()
@@ -123,6 +144,19 @@ async def test_allowed_for_the_session_is_not_asked_again_as_long_as_it_is_open(
         seat.model.turns = 2
         await seat.prompt()
         await requested(seat.wire)  # once was once
+
+
+async def test_what_was_allowed_outlasts_a_change_of_the_model_and_the_same_preset_again(tmp_path: Path) -> None:  # A-5
+    async with asked(tmp_path, asks(rules=[RULE]), text("x")) as (seat, tool):
+        run_id = await seat.prompt()
+        await answer(seat.wire, await requested(seat.wire), "allowed-session")
+        await seat.over(run_id)
+        await seat.ask("session/setModel", model={"provider": "other", "id": "m"})
+        await seat.ask("session/setPermission", permission="read-only")
+        seat.model.turns = 0
+        with trio.fail_after(5):
+            await seat.over(await seat.prompt())
+        assert (tool.done, len(lives(seat.wire))) == (["it", "it"], 1)
 
 
 @pytest.mark.parametrize("ending", ["dispose", "new session", "switch away and back", "restart", "preset"])
@@ -224,11 +258,12 @@ async def test_an_answer_that_it_cannot_have_changes_nothing(  # A-2 I-10
 async def test_requests_are_listed_the_oldest_first_of_all_sessions_or_of_one(tmp_path: Path) -> None:  # D-5
     async with asked(tmp_path, asks(), asks(), text("x")) as (seat, tool):
         other = await seat.wire.open(seat.world, kind="memory", runtimeId="new")
+        second = await seat.wire.prompt(other["sessionId"])  # it was opened later, and asks first
+        its = await requested(seat.wire)
+        await trio.sleep(0.002)  # they are as old as their milliseconds
         first = await seat.prompt()
         mine = await requested(seat.wire)
-        second = await seat.wire.prompt(other["sessionId"])
-        its = await requested(seat.wire)
-        assert [one["approvalId"] for one in await pending(seat.wire)] == [mine, its]
+        assert [one["approvalId"] for one in await pending(seat.wire)] == [its, mine]
         assert [one["approvalId"] for one in await pending(seat.wire, sessionId=other["sessionId"])] == [its]
         error = await refusal(seat.wire, "approval/list", sessionId="nothing")
         assert error.kind == "session_not_found"
@@ -239,6 +274,43 @@ async def test_requests_are_listed_the_oldest_first_of_all_sessions_or_of_one(tm
         await seat.wire.prompt(other["sessionId"], wait=True)
         await seat.wire.call("session/setPermission", {"sessionId": other["sessionId"], "permission": "read-only"})
         assert await seat.stop(first)
+        assert tool.done == ["it"]
+
+
+async def test_what_one_call_asks_at_once_is_counted_answered_and_cancelled_each(
+    tmp_path: Path,
+) -> None:  # A-1 A-4
+    class Twofold(Asking):
+        async def run(self, _: Any, scope: ToolScope) -> ToolOutcome:
+            async with trio.open_nursery() as nursery:
+                for _ in range(3):
+                    nursery.start_soon(scope.ask, Ask(operation="command", reason="r", sandbox="s"))
+            raise AssertionError
+
+    async with asked(tmp_path, asks(), text("fine"), tool=Twofold()) as (seat, _):
+        run_id = await seat.prompt()
+        first, second, third = [await requested(seat.wire) for _ in range(3)]
+        assert (await seat.wire.call("server/status"))["pendingApprovals"] == 3
+        assert (await seat.wire.call("runtime/list"))["runtimes"][0]["pendingApprovals"] == 3
+        await answer(seat.wire, second)
+        assert {one["approvalId"] for one in await pending(seat.wire)} == {first, third}
+        assert await seat.stop(run_id)
+        told = lives(seat.wire)
+        assert told.pop(second) == ["requested", "allowed-once"]
+        assert list(told.values()) == [["requested", "cancelled"]] * 2
+
+
+async def test_an_answer_at_the_moment_of_the_closing_changes_nothing(tmp_path: Path) -> None:  # A-4 I-10
+    async with asked(tmp_path, asks(), text("fine")) as (seat, tool):
+        run_id = await seat.prompt()
+        approval_id = await requested(seat.wire)
+        core = seat.world.session().core
+        core.closed = True  # said to be so: what cancels it comes right after
+        late = await refusal(seat.wire, "approval/resolve", approvalId=approval_id, decision="allowed-session")
+        assert (late.kind, list(core.approvals.pending)) == ("session_closed", [approval_id])
+        core.closed = False
+        await answer(seat.wire, approval_id)
+        assert (await seat.over(run_id))["outcome"] == "success"
         assert tool.done == ["it"]
 
 
@@ -336,6 +408,12 @@ async def test_only_who_can_approve_and_is_attached_now_counts_as_there(tmp_path
         assert await outcome() is None
         seat.opened |= await seat.wire.call("runtime/newSession", {"runtimeId": seat.runtime_id})
         assert await outcome() == "unavailable"
+        log = seat.world.daemon.runtimes.by_id[seat.runtime_id].events
+        slow = log.subscribe(position=log.head, follow=False, notify=lambda: None, can_approve=True)
+        assert log.has_approver
+        log.end_unfollowing()  # though it has not read up to there
+        assert not log.has_approver
+        log.cursors.discard(slow)
         await one.call("runtime/attach", {"runtimeId": seat.runtime_id})
         await one.aclose()
         while seat.world.daemon.connections > 1:  # noqa: ASYNC110 nothing tells
@@ -410,7 +488,8 @@ async def test_a_deadline_is_each_requests_own_and_an_outcome(  # A-1 A-2
 
 @pytest.mark.parametrize("how", ["session/stop", "session/abort", "runtime/dispose", "server/drain", "end", "TERM"])
 async def test_whatever_ends_the_run_cancels_what_it_asks_before_it_saves(how: str, tmp_path: Path) -> None:  # A-4 I-3
-    async with asked(tmp_path, asks(), text("fine")) as (seat, tool):
+    config = Config(daemon=DaemonSettings(drain_deadline_s=1))  # so that a TERM stops it at once
+    async with asked(tmp_path, asks(), text("fine"), config=config) as (seat, tool):
         run_id = await seat.prompt()
         approval_id = await requested(seat.wire)
         params: dict[str, Any] = {"sessionId": seat.id}
@@ -463,20 +542,85 @@ async def test_a_drain_waits_for_the_answer_and_the_socket_takes_it(tmp_path: Pa
 async def test_a_tool_that_shields_what_it_does_is_told_that_it_was_stopped(tmp_path: Path) -> None:  # A-4
     class Shielded(Asking):
         async def run(self, _: Any, scope: ToolScope) -> ToolOutcome:
-            ask = Ask(operation="command", reason="r", sandbox="s")
             with trio.CancelScope(shield=True):
-                for _ in range(2):  # the second time after the stop
-                    self.told.append(await scope.ask(ask))
+                for rules in ([], [RULE]):  # the second time after the stop: not even what was allowed before
+                    self.told.append(await scope.ask(Ask(operation="command", reason="r", sandbox="s", rules=rules)))
             return ToolOutcome([TextBlock("x")])
 
     async with asked(tmp_path, asks(), text("fine"), tool=Shielded()) as (seat, tool):
         run_id = await seat.prompt()
         await requested(seat.wire)
+        seat.world.session().core.approvals.grants.add(RULE)
         with trio.fail_after(5):
             assert await seat.stop(run_id)
-        assert len(tool.told) == 2
-        assert all("cancelled" in told for told in tool.told if told is not None)
+        assert ["cancelled" in str(told) for told in tool.told] == [True, True]
         assert [life[-1] for life in lives(seat.wire).values()] == ["cancelled"]
+
+
+@pytest.mark.parametrize("fault", [False, True])
+async def test_what_a_tool_left_asking_is_cancelled_before_its_run_is_timed_or_abandoned(
+    fault: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # A-4 I-3
+    left: list[str | None] = []
+
+    async with trio.open_nursery() as nursery:
+
+        class Leaving(Asking):
+            async def run(self, _: Any, scope: ToolScope) -> ToolOutcome:
+                async def asks_on() -> None:
+                    left.append(await scope.ask(Ask(operation="command", reason="r", sandbox="s")))
+
+                nursery.start_soon(asks_on)
+                while not seat.world.session().core.approvals.pending:  # noqa: ASYNC110 nothing tells
+                    await trio.lowlevel.checkpoint()
+                return ToolOutcome([TextBlock("x")])
+
+        async with asked(tmp_path, asks(), text("fine"), tool=Leaving()) as (seat, _):
+            if fault:
+                monkeypatch.setattr(SessionCore, "complete_run", None)  # a bug
+            await seat.prompt()
+            with trio.fail_after(5):
+                await seat.wire.event("run_settled")
+            tags = [params.event.__struct_config__.tag for params in seat.wire.events]
+            before = "run_settled" if fault else "prompt_timing"
+            assert tags.count("approval_resolved") == 1
+            assert tags.index("approval_resolved") < len(tags) - 1 - tags[::-1].index(before)
+            assert [life[-1] for life in lives(seat.wire).values()] == ["cancelled"]
+    assert ["cancelled" in str(told) for told in left] == [True]
+
+
+async def test_a_tool_whose_run_has_ended_asks_nobody(tmp_path: Path) -> None:  # A-1
+    kept: list[Any] = []
+
+    class Keeping(Asking):
+        async def run(self, _: Any, scope: ToolScope) -> ToolOutcome:
+            kept.append(scope.ask)
+            return ToolOutcome([TextBlock("x")])
+
+    async with asked(tmp_path, asks(), text("fine"), tool=Keeping()) as (seat, _):
+        await seat.prompt(wait=True)
+        with pytest.raises(RuntimeError, match="has ended"), trio.fail_after(5):
+            await kept[0](Ask(operation="command", reason="r", sandbox="s"))
+        assert (lives(seat.wire), await pending(seat.wire)) == ({}, [])
+
+
+async def test_nobody_is_asked_once_the_session_is_being_closed(tmp_path: Path) -> None:  # A-4
+    """At the same moment: what stops the run comes a little later, here after the question."""
+
+    class Closing(Asking):
+        async def run(self, _: Any, scope: ToolScope) -> ToolOutcome:
+            with trio.CancelScope(shield=True):
+                seat.world.session().core.closed = True
+                self.told.append(await scope.ask(Ask(operation="command", reason="r", sandbox="s")))
+                seat.world.session().end("shutdown")
+            return ToolOutcome([TextBlock("x")])
+
+    async with asked(tmp_path, asks(), text("fine"), tool=Closing()) as (seat, tool):
+        await seat.prompt()
+        with trio.fail_after(5):
+            await seat.wire.event("session_closed")
+        assert ["cancelled" in str(told) for told in tool.told] == [True]
+        assert lives(seat.wire) == {}
 
 
 async def test_a_tool_that_gives_up_asking_leaves_no_request_behind(tmp_path: Path) -> None:  # A-1
@@ -495,6 +639,8 @@ async def test_a_tool_that_gives_up_asking_leaves_no_request_behind(tmp_path: Pa
         run_id = await seat.prompt()
         assert (await seat.over(run_id))["outcome"] == "success"
         assert [life for life in lives(seat.wire).values()] == [["requested", "cancelled"]]
+        tags = [params.event.__struct_config__.tag for params in seat.wire.events]
+        assert tags.index("approval_resolved") < tags.index("tool_execution_end")  # not first at the end of the run
         assert (await seat.state())["approvals"] == []
         assert "fault" in (await results(seat))[0]
 

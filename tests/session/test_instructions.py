@@ -18,6 +18,8 @@ from test_saving import Breaking
 
 from loop_protocol.v1.errors import RpcError
 from loopd.agent import Reply
+from loopd.agent.protected import Protected
+from loopd.agent.tools.sandbox import Sandbox
 from loopd.core.history import History, Malformed
 from loopd.storage import files
 from loopd.storage.fs import FileSystem
@@ -79,6 +81,20 @@ async def seated(root: Path, *plays: Any, kind: str = "new", **options: Any) -> 
     async with running(root, model=model, tools=[Probe()], **options) as world:
         wire = await world.connect()
         yield Seat(world, wire, model, await wire.open(world, kind=kind))
+
+
+async def test_it_says_that_no_sandbox_works_and_shows_none_of_the_daemons_own_files(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("sk-secret")
+    async with seated(tmp_path / "world") as seat:
+        services = seat.world.services
+        Path(seat.world.cwd, "AGENTS.md").symlink_to(key)  # as a tool may have left it
+        await seat.prompt()
+        services.sandbox, services.protected = Sandbox(places=str(tmp_path)), Protected([str(key)])
+        await seat.prompt()
+        before, after = seat.model.systems
+        assert ("sk-secret" in before, "sk-secret" in after) == (True, False)
+        assert ("No sandbox works here" in before, "No sandbox works here" in after) == (False, True)
 
 
 @pytest.mark.parametrize("kind", ["new", "memory", "draft"])
