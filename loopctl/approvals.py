@@ -100,7 +100,7 @@ def _facts(request: ApprovalRequest) -> Iterator[tuple[str, Any]]:
     yield "in", request.cwd
     if request.path is not None:
         yield "file", request.path
-    if request.path is not None and request.operation != "read":
+    if request.path is not None:
         yield "before", f"SHA-256 {request.sha256_before}" if request.sha256_before else "no such file"
     yield "without approval it may do", request.sandbox
     if request.rules:

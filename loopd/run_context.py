@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import assert_never
 
+import msgspec
 import trio
 
 from loop_protocol.v1.types import (
@@ -33,8 +34,8 @@ from .agent import (
 )
 from .agent.context import ConversationInput
 from .agent.permissions import answer_for
-from .core.approvals import Resolution
-from .core.guards import Declined
+from .core.approvals import ASKED, Resolution
+from .core.guards import REFUSED, Declined, Operation
 from .core.history import decode_message, encode
 from .core.inputs import UnsupportedInput, require_supported
 from .core.runs import RunState
@@ -139,11 +140,13 @@ class Context:
         await trio.lowlevel.checkpoint()
         self._require_speaking()
         # Where a tool shields what it does: a run that was stopped asks nobody any more.
-        if self._run.stop_requested or self._core.closed:
+        if self._run.stop_requested or REFUSED[Operation.ASK_APPROVAL] & self._core.conditions():
             return answer_for("cancelled", None)
         approvals, policy = self._core.approvals, self._run.approvals
         if approvals.grant_covers(ask.rules):
             return None
+        if len(msgspec.json.encode(call.arguments)) > ASKED:
+            return "Not done: it is too much for a person to decide on at once. Do it in smaller parts."
         answered, at_work = trio.Event(), self._core.transcript.tools[call.id]
         at_work.allowed = False
         pending = approvals.ask(self._request(call, ask), answered.set)

@@ -7,7 +7,7 @@ from functools import partial
 from loop_protocol.v1.methods import RuntimeRow
 from loop_protocol.v1.types import Permission, SessionKind
 
-from .core.guards import Declined, Operation
+from .core.guards import Declined, Operation, Refused
 from .event_log import EventLog
 from .session import Session
 from .storage import StorageError
@@ -87,7 +87,7 @@ async def permit(session: Session, permission: Permission | None) -> None:
     try:
         await session.start(Operation.SET_PERMISSION, partial(session.saving.set, permission=permission)).wait()
         return
-    except StorageError as error:
-        refusal = error
+    except (StorageError, Refused) as error:
+        refusal: Exception = error
     await closed_again(session)
     raise refusal

@@ -54,8 +54,8 @@ def approvals(ctx: click.Context, watch: bool, json: bool) -> int:
     loopctl approvals allow ID        it runs, once, exactly as shown
     loopctl approvals reject ID       it does not; --reason says why, to the model
 
-    ID is what the list shows, or the beginning of it; it may be left out where one request waits. The first answer
-    holds, wherever it is given.
+    ID is what the list shows, or the beginning of it; where one request waits `show` and `reject` need none. The first
+    answer holds, wherever it is given.
     """
     if ctx.invoked_subcommand is None:
         return _watch(ctx, json=json) if watch else _list(ctx, json=json)
@@ -89,13 +89,13 @@ def show(ctx: click.Context, id: str | None, json: bool) -> int:
 
 
 @approvals.command(short_help="Let it run.")
-@_id_argument
+@click.argument("id")
 @click.option(
     "--session", "session", is_flag=True, help="And what is like it, as `show` tells, while the session is open."
 )
 @_options
-def allow(ctx: click.Context, id: str | None, session: bool, json: bool) -> int:
-    """Let what ID asks run: once, exactly as `show` tells."""
+def allow(ctx: click.Context, id: str, session: bool, json: bool) -> int:
+    """Let what ID asks run: once, exactly as `show` tells. It takes an ID: what waits may be another by now."""
     decision = "allowed-session" if session else "allowed-once"
     return _resolve(ctx, id, {"decision": decision}, "allowed", json=json)
 
@@ -135,7 +135,7 @@ def _requests(raw: bytes) -> list[ApprovalRequest]:
 def _one(requests: list[ApprovalRequest], id: str | None) -> ApprovalRequest | None:
     """The one that is meant. None: it does not wait, and the daemon may know why."""
     if id == "":  # a script's variable that is not set: whatever waits is not meant
-        raise Failure("the ID is empty; without one, the only request that waits is meant", USAGE)
+        raise Failure("the ID is empty; `loopctl approvals` lists them", USAGE)
     if id is None and not requests:
         raise Failure("nothing waits for an approval", NO_SESSION)
     meant = [one for one in requests if one.approval_id.startswith(id or "")]

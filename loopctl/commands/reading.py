@@ -126,6 +126,7 @@ def _show_state(state: SessionState, *, named: bool) -> None:
             ("runtime", state.runtime_id or "not open"),
             ("doing", state.operation or ("nothing" if state.runtime_id else None)),
             ("run", state.run and f"{state.run.run_id}, since {clock(state.run.started_at)}"),
+            ("allowed", "; ".join(state.grants) or None),
             *(("waits for", f"an approval: {summary(one)}; `loopctl approvals show`") for one in state.approvals),
             ("queue", described(state.queue, f" --session {state.session_id}" if named else "")),
             ("last run", last and f"{last.outcome}{': ' + last.error.message if last.error else ''}"),

@@ -1,7 +1,7 @@
 """The ports: what an agent sees of its session, of a model and of a tool, and what these may answer.
 
-Nothing here does anything. ``loop.py`` drives these ports, ``models/`` and ``tools/`` implement them, ``session.py``
-implements :class:`RunContext`.
+Nothing here does anything. ``loop.py`` drives these ports, ``models/`` and ``tools/`` implement them, and
+``run_context.py`` implements :class:`RunContext`.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class ToolEnvironment:
 class Ask:
     """What a call wants to do and may not by itself: the fields of ``ApprovalRequest`` that its tool knows."""
 
-    operation: Literal["command", "read", "write", "edit"]
+    operation: Literal["command", "write", "edit"]
     reason: str
     sandbox: str
     rules: Sequence[str] = ()

@@ -1,4 +1,5 @@
-"""The daemon's own files: in restricted presets tools neither read nor write them, whatever anybody approves (A-7).
+"""The daemon's own files: in restricted presets ``read``, ``write`` and ``edit`` are denied them, and the sandbox hides
+them (A-7). What a person lets run outside of it has all rights.
 
 What a path leads to is compared, not how it is spelled: so links, ``..``, hard links, bind mounts, ``/proc/self/root``
 and file systems that see several spellings as one name all meet the same rule.

@@ -20,6 +20,8 @@ from .guards import Declined
 from .inputs import Invalid
 
 REMEMBERED = 256
+# Arguments of a call as JSON, in bytes: they are told with the request and with the running tool, and a state has both.
+ASKED = 8 * 1024 * 1024
 
 
 @dataclass(slots=True, frozen=True)
@@ -75,14 +77,14 @@ class Approvals:
     observe: Callable[[Event], None] = _nobody
     settled: Settled = field(default_factory=Settled)
     pending: dict[str, Pending] = field(default_factory=dict)
-    grants: set[str] = field(default_factory=set)
+    grants: dict[str, None] = field(default_factory=dict)  # in the order in which they were given
 
     def state(self) -> list[ApprovalRequest]:
         return [one.request for one in self.pending.values()]
 
     def grant_covers(self, rules: Sequence[str]) -> bool:
         """Everything of it was allowed for the session before. What has no rule never is."""
-        return bool(rules) and self.grants.issuperset(rules)
+        return bool(rules) and self.grants.keys() >= set(rules)
 
     def ask(self, request: ApprovalRequest, wake: Callable[[], None]) -> Pending:
         pending = self.pending[request.approval_id] = Pending(request, wake)
@@ -99,7 +101,7 @@ class Approvals:
             reason = request.rules_refused or "no rule can be made of it"
             raise Invalid(f"this cannot be allowed for the session: {reason}; allowed-once can", "decision")
         if decision == "allowed-session":
-            self.grants.update(request.rules)
+            self.grants.update(dict.fromkeys(request.rules))
         self.settle(pending, Resolution(decision, by, feedback))
 
     def settle(self, pending: Pending, resolution: Resolution) -> None:
@@ -110,7 +112,8 @@ class Approvals:
         approval_id = pending.request.approval_id
         del self.pending[approval_id]
         self.settled.remember(approval_id, resolution)
-        self._tell(ApprovalResolved(approval_id, resolution.outcome, resolution.by, resolution.feedback))
+        session_id, outcome = pending.request.session_id, resolution.outcome
+        self._tell(ApprovalResolved(approval_id, session_id, outcome, resolution.by, resolution.feedback))
         pending.wake()
 
     def cancel(self) -> None:

@@ -37,6 +37,7 @@ def snapshot(core: SessionCore) -> SessionState:
         tools=[tool.shown() for tool in core.transcript.tools.values()],
         queue=core.queue.state(),
         approvals=core.approvals.state(),
+        grants=list(core.approvals.grants),
         has_pending_save=core.unsaved is not None,
         save_error=core.unsaved,
         recoverable=core.recoverable,

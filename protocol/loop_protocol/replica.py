@@ -83,12 +83,13 @@ def fold(state: SessionState, params: EventParams) -> SessionState:
             return replace(state, tools=[tool for tool in state.tools if tool.tool_call_id != event.tool_call_id])
         case ApprovalRequested():
             return replace(state, approvals=[*state.approvals, event.request])
-        case ApprovalResolved(approval_id=id):
-            return replace(state, approvals=[one for one in state.approvals if one.approval_id != id])
+        case ApprovalResolved():
+            return _resolved(state, event)
         case QueueChanged():
             return replace(state, queue=QueueState(event.items, event.paused, event.error))
         case SessionChanged():
-            return replace(state, **_fields(event))
+            grants = state.grants if event.permission == state.permission else []
+            return replace(state, grants=grants, **_fields(event))
         case SessionTitle():
             return _titled(state, event)
         case SessionSaved():
@@ -128,6 +129,13 @@ def _timed(state: SessionState, timing: PromptTiming) -> SessionState:
     over = timing.finished_at is not None or timing.message_end_index is not None
     timings = [*state.timings, timing] if over else state.timings
     return replace(state, run=run, timings=timings)
+
+
+def _resolved(state: SessionState, event: ApprovalResolved) -> SessionState:
+    left = [one for one in state.approvals if one.approval_id != event.approval_id]
+    rules = [rule for one in state.approvals if one not in left for rule in one.rules]
+    new = rules if event.outcome == "allowed-session" else []
+    return replace(state, approvals=left, grants=list(dict.fromkeys([*state.grants, *new])))
 
 
 def _titled(state: SessionState, event: SessionTitle) -> SessionState:

@@ -272,7 +272,7 @@ class Life:
             assert tool.done == ["it"]
         assert core.approvals.pending == {}
         accepted = {one.name for one in self.decided if one.refused is None}
-        assert core.approvals.grants == ({RULE} if "allowed-session" in accepted else set())
+        assert list(core.approvals.grants) == ([RULE] if "allowed-session" in accepted else [])
         self._check_answers(outcome)
         core.history.require_paired()
         kept = [decode_message(core.history.line(index)) for index in range(core.history.messages)]

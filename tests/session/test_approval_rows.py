@@ -251,7 +251,7 @@ async def test_an_answer_that_it_cannot_have_changes_nothing(  # A-2 I-10
         unknown = await refusal(seat.wire, "approval/resolve", approvalId="nothing", decision="rejected")
         assert (unknown.kind, unknown.data.get("outcome")) == ("approval_not_pending", None)
         assert (await seat.state(), seat.world.session().events.head) == (before, head)
-        assert seat.world.session().core.approvals.grants == set()
+        assert seat.world.session().core.approvals.grants == {}
         await answer(seat.wire, approval_id)
 
 
@@ -550,7 +550,7 @@ async def test_a_tool_that_shields_what_it_does_is_told_that_it_was_stopped(tmp_
     async with asked(tmp_path, asks(), text("fine"), tool=Shielded()) as (seat, tool):
         run_id = await seat.prompt()
         await requested(seat.wire)
-        seat.world.session().core.approvals.grants.add(RULE)
+        seat.world.session().core.approvals.grants[RULE] = None
         with trio.fail_after(5):
             assert await seat.stop(run_id)
         assert ["cancelled" in str(told) for told in tool.told] == [True, True]

@@ -2,8 +2,8 @@
 none (A-2).
 
 A rule is text, shown and compared as it is: ``bash: git commit …`` is any such call, ``bash: rm -rf build`` this one
-alone. ``…`` follows the command of a program that has many, and stands else only where further arguments do nothing of
-another kind, which is a short list; what runs other programs, or code that comes with the call, has no rule. Two
+alone. ``…`` follows a short list of commands, of which further arguments do nothing of another kind; what runs other
+programs, or code that comes with the call, has no rule. Two
 readings must agree: the grammar says where commands begin, and every word and every gap has a form of which it is plain
 what bash makes of it.
 """
@@ -23,7 +23,7 @@ from loopd.agent.tools import programs
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
 
-# Bounds: of what a person reads, and of the time that this takes (a few ms).
+# Bounds: of what a person reads, and of the time that this takes.
 MOST_BYTES = 8 * 1024
 MOST_PARTS = 20
 RULE_LENGTH = 200
@@ -93,7 +93,7 @@ class _Refused(Exception):
 
 
 def rules_of(command: str) -> Rules:
-    """Never raises, and takes a few ms at most."""
+    """Never raises. As a rule it takes less than a ms, of a text made for it half a second: call it in a thread."""
     try:
         rules = tuple(dict.fromkeys(_rules(command)))
     except _Refused as refused:

@@ -248,7 +248,7 @@ class Tree:
         with self._turn:
             self._given_up = not self._turn.wait_for(lambda: self._settled, CLEANUP_S)
             if self._given_up:
-                del _running[self.token]  # no call under way: the orphans of the others are not held up by it
+                _running.pop(self.token, None)  # no call under way: the orphans of the others are not held up by it
                 log.warning("a tool call did not start within %s s of being stopped", CLEANUP_S)
             return not self._given_up and self.pid is not None
 

@@ -39,16 +39,22 @@ _STATEFUL = _names(
 )
 _INTERPRETERS = _names("python pypy perl ruby node nodejs php lua")
 
-# What takes any arguments, since it only reads. The first argument is shown all the same.
-_OPEN = _names(
+# What reads, so that what is piped into it is only data.
+_READERS = _names(
     "ls cat head tail wc grep egrep fgrep rg diff cmp stat file du df realpath dirname basename readlink echo "
     "printf pwd true false which type uname id whoami cut tr nl rev md5sum sha1sum sha256sum sha512sum cksum "
     "strings seq sleep jq find sort"
 )
-# Programs of many commands: a rule shows the program and its command. Only those of which all commands and options that
-# do more were looked for, and that have one level of commands: `docker container ls …` would cover a `run` too, and
-# `hg log …` any code in a `--config`.
-_MANY = _names("git cargo go npm pip")
+# Programs of many commands, with those that a rule may leave open: their work is the repository's or the project's own,
+# and their options that do more are below. Nothing that reads any file is among them: the sandbox lets that happen
+# unasked, and outside of it one file would stand for all.
+_OPEN_COMMANDS: dict[str, frozenset[str]] = {
+    "git": _names("add branch checkout commit log mv reset restore rm show stash status switch tag"),
+    "cargo": _names("build check clippy fmt test"),
+    "go": _names("build fmt test vet"),
+    "npm": _names("test"),
+}
+_MANY = frozenset(_OPEN_COMMANDS) | {"pip"}
 # Commands that run other programs, or code.
 _RUNNING_COMMANDS: dict[str, frozenset[str]] = {
     name: _names(commands)
@@ -82,8 +88,8 @@ _UNLEASHING: dict[str, tuple[str, ...]] = {
     "printf": ("-v",),
     "file": ("-C", "--compile"),
     "git": (
-        *("--ext-diff", "--textconv", "--output", "--open-files-in-pager", "-O", "--exec", "-x", "--filters"),
-        *("--upload-pack", "--receive-pack", "--config", "-c", "--template"),
+        *("--ext-diff", "--textconv", "--output", "--open-files-in-pager", "-O", "--exec", "-x", "--filters", "-c"),
+        *("--upload-pack", "--receive-pack", "--config", "--template", "-t", "--file", "-F", "--pathspec-from-file"),
     ),
     "git clone": ("-u",),
     "git archive": ("-o",),
@@ -103,8 +109,6 @@ _UNLEASHING: dict[str, tuple[str, ...]] = {
 _LONG_OPTIONS = ("find", "go")
 # Of python's modules: those that are the project's tests and checks. A rule shows the whole call.
 _MODULES = _names("pytest unittest mypy ruff black")
-# Not one with two dashes in it: those are helpers of others.
-_COMMAND = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
 _VERSION = re.compile(r"-?[0-9][0-9.]*$")
 # A file that is standard input, however the way there is spelled.
 _INPUT = re.compile(r"(?:^|/)(?:dev/(?:stdin|fd)|proc/[^/]+/)")
@@ -129,7 +133,7 @@ def reading(words: Sequence[str]) -> Reading:
         return Reading(refused=reason)
     # A path may be any program's: it is shown whole.
     shown, open_ended = _shown(name, words) if base == words[0] else (len(words), False)
-    return Reading(shown, open_ended, fed=open_ended or words[0] in _OPEN)
+    return Reading(shown, open_ended, fed=words[0] in _READERS)
 
 
 def _reasons(program: str, base: str, name: str, arguments: Sequence[str]) -> Iterator[str]:
@@ -173,15 +177,10 @@ def _is_option(argument: str, option: str, *, whole: bool) -> bool:
     if option.startswith("--"):
         return len(given) > 2 and option.startswith(given)
     # It may have its value in the same word, and others before it.
-    return bool(re.match(rf"-[A-Za-z]*{option[1]}", argument))
+    return argument[:1] == "-" != argument[1:2] and option[1] in argument
 
 
 def _shown(name: str, words: Sequence[str]) -> tuple[int, bool]:
-    match words[1:]:
-        case []:
-            return 1, False
-        case [first, *_] if (
-            (name in _INTERPRETERS and first != "-m") or name in _OPEN or (name in _MANY and _COMMAND.fullmatch(first))
-        ):
-            return 2, True
+    if len(words) > 1 and words[1] in _OPEN_COMMANDS.get(name, ()):
+        return 2, True
     return len(words), False

@@ -58,16 +58,18 @@ _SYSCTLS = {
 
 
 class Sandbox:
-    """``status`` is None until it was tried, which happens once: after READY, or with the first command."""
+    """``status`` is None until it was tried: after READY, or with the first command; a trial that takes too long is
+    made again."""
 
     def __init__(self, protected: Protected = NOTHING, *, places: str | None = None) -> None:
         self.status: SandboxStatus | None = None
+        self._overdue = False  # the last trial told nothing: the machine was busy
         self._protected = protected
         self._bwrap = _systems_own("bwrap") if places is None else shutil.which("bwrap", path=places)
 
     async def tried(self) -> SandboxStatus:
         """Whether it works here. Never raises, takes ``TRIAL_S`` at most."""
-        if self.status is None:
+        if self.status is None or self._overdue:
             reason = await self._trial()
             self.status = SandboxStatus(reason is None, reason)
             if reason is not None:
@@ -79,13 +81,14 @@ class Sandbox:
             enclose = partial(self.enclosure, "read-only", "/")
             tree = await start(["/bin/sh", "-c", ":"], cwd="/", env={}, umask=0o077, enclose=enclose)
         except (OSError, NotImplementedError) as error:
-            return str(error) if isinstance(error, NotImplementedError) else error.strerror
+            return getattr(error, "strerror", None) or str(error)
         said = b""
         async with tree:
             with trio.move_on_after(TRIAL_S) as bound:
                 while data := await tree.read():
                     said = (said + data)[:1000]
                 await tree.exited()
+        self._overdue = bound.cancelled_caught
         if tree.returncode == 0 and tree.entered:
             return None
         what = "it did not end in time" if bound.cancelled_caught else first_line(said)

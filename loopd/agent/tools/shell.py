@@ -16,7 +16,7 @@ import trio
 from msgspec import Meta, Struct
 
 from loopd.agent import Ask, ToolOutcome, ToolScope
-from loopd.agent.tools.commands import BASH, rules_of
+from loopd.agent.tools.commands import BASH, Rules, rules_of
 from loopd.agent.tools.enclosure import Enclose
 from loopd.agent.tools.excerpt import Excerpt
 from loopd.agent.tools.outcomes import refused, told
@@ -89,15 +89,18 @@ class Bash:
 
 
 async def _ask(arguments: BashArguments, allowed: str, scope: ToolScope, *, works: bool) -> Ask:
-    rules = rules_of(arguments.command)
+    def find() -> Rules:
+        rules = rules_of(arguments.command)
+        located = _located(rules.rules, scope.env.variables.get("PATH", ""), scope.cwd)
+        return Rules(tuple(located), rules.refused)
+
     # A dead disk on the PATH holds this thread and no other call's.
-    locate = partial(_located, rules.rules, scope.env.variables.get("PATH", ""), scope.cwd)
-    located = await trio.to_thread.run_sync(locate, limiter=trio.CapacityLimiter(1), abandon_on_cancel=True)
+    rules = await trio.to_thread.run_sync(find, limiter=trio.CapacityLimiter(1), abandon_on_cancel=True)
     return Ask(
         operation="command",
         reason="it wants to run outside the sandbox" if works else f"each command takes a person: {allowed}",
         sandbox=allowed if works else "nothing: there is no sandbox",
-        rules=located,
+        rules=rules.rules,
         rules_refused=rules.refused,
         justification=arguments.justification,
     )

@@ -115,9 +115,11 @@ class ApprovalRequested(Event, frozen=True, tag="approval_requested"):
 
 
 class ApprovalResolved(Event, frozen=True, tag="approval_resolved"):
-    """It is settled. ``by``: the client that answered, if one did; ``feedback``: what it told the model."""
+    """It is settled. ``by``: the client that answered, if one did, by its name and process; ``feedback``: what it told
+    the model."""
 
     approval_id: str
+    session_id: str
     outcome: ApprovalOutcome
     by: str | None = None
     feedback: str | None = None
@@ -201,7 +203,7 @@ class SessionClosed(Event, frozen=True, tag="session_closed", kw_only=True):
 
 class EventsLost(Event, frozen=True, tag="events_lost", kw_only=True):
     """This client read too slowly: the events ``from``…``to`` are gone for it. Attach again for a snapshot; after
-    ``server/watch`` ask ``session/list`` and ``server/status`` again."""
+    ``server/watch`` ask ``session/list``, ``approval/list`` and ``server/status`` again."""
 
     first: int = field(name="from")
     last: int = field(name="to")

@@ -353,7 +353,8 @@ Content = str | list[TextInput | ImageInput]
 class ApprovingParams(Params, frozen=True, kw_only=True):
     """What becomes of a run's requests for approval. ``approvals``: with ``reject`` they are settled at once, as
     ``unavailable``, while no client is attached that can approve (capability ``approvals``); ``wait`` is the default
-    (A-6). ``approval_timeout_ms``: how long each may wait for its answer; for ever where it is missing."""
+    (A-6). ``approval_timeout_ms``: how long each may wait for its answer; for ever where it is missing. A repeat of a
+    ``request_id`` changes neither."""
 
     approvals: Literal["wait", "reject"] = "wait"
     approval_timeout_ms: Limit | None = None

@@ -246,7 +246,7 @@ class ApprovalRequest(Wire, frozen=True, kw_only=True):
     tool_call_id: str
     tool_name: str
     arguments: dict[str, Any]
-    operation: Literal["command", "read", "write", "edit"]
+    operation: Literal["command", "write", "edit"]
     reason: str
     cwd: str
     sandbox: str
@@ -263,7 +263,8 @@ class ApprovalRequest(Wire, frozen=True, kw_only=True):
 class SessionState(Wire, frozen=True, kw_only=True):
     """Everything about a session but its messages. Folding events over it gives the later state (see ``replica``).
     ``title_error``: why no title came by itself the last time, until one succeeds. ``title_usage``: the tokens of all
-    requests for titles since the session was opened, which ``usage`` has nothing of."""
+    requests for titles since the session was opened, which ``usage`` has nothing of. ``grants``: the rules of what was
+    allowed for the session, until it is closed or gets another ``permission``."""
 
     session_id: str
     cwd: str
@@ -294,6 +295,7 @@ class SessionState(Wire, frozen=True, kw_only=True):
     draft: Draft | None = None
     save_error: str | None = None
     recoverable: Recoverable | None = None
+    grants: list[str] = []
 
 
 class SessionRow(Wire, frozen=True, kw_only=True):
