@@ -1,7 +1,8 @@
 """Requests for approval in words: all that is needed to decide one, what one is in a line, and what became of it.
 
-What a person decides on is shown with escapes always, also to a pipe and with ``--raw``: it must not act on anything
-before it is decided (A-8). Every line of it stands behind a bar, so no text of a model can pass for one of ours.
+What a person decides on is shown with escapes always, also to a pipe: it must not act on anything before it is decided
+(A-8). Only ``approvals show --raw`` gives the bytes. Every line of it stands behind a bar, so no text of a model can
+pass for one of ours.
 """
 
 from __future__ import annotations
@@ -59,10 +60,13 @@ def _in_a_line(text: str, limit: int) -> str:
     return one_line(visible(text.replace("\n", "\\u000a")), limit)
 
 
-def described(request: ApprovalRequest, *, whole: bool, width: int | None = None) -> tuple[str, bool]:
+def described(
+    request: ApprovalRequest, *, whole: bool, width: int | None = None, raw: bool = False
+) -> tuple[str, bool]:
     """All that is known of it, and whether something is left out of it, which happens unless it is to be ``whole``.
-    ``width``: of the terminal; a line that it would break itself could begin there with anything."""
-    texts = [_text(name, text, whole=whole, width=width) for name, text in _texts(request)]
+    ``width``: of the terminal; a line that it would break itself could begin there with anything. ``raw``: its texts as
+    they are, for somebody who asked for the bytes."""
+    texts = [_text(name, text, whole=whole, width=width, raw=raw) for name, text in _texts(request)]
     lines = _fact(f"{request.tool_name} asks: {request.reason}", width=width and width - len("loopctl: "))
     lines += [line for text, _ in texts for line in text]
     lines += [line for name, value in _facts(request) for line in _fact(f"  {name}: {value}", width=width)]
@@ -79,8 +83,8 @@ def _texts(request: ApprovalRequest) -> Iterator[tuple[str, str]]:
         yield "the model says", request.justification
 
 
-def _text(name: str, text: str, *, whole: bool, width: int | None) -> tuple[list[str], bool]:
-    shown = visible(text)
+def _text(name: str, text: str, *, whole: bool, width: int | None, raw: bool) -> tuple[list[str], bool]:
+    shown = text if raw else visible(text)
     body = shown.removesuffix("\n")
     lines, cut = (body.split("\n"), False) if whole else folded(body, lines=LINES, length=LENGTH)
     ending = "" if shown.endswith("\n") or "\n" not in shown else ", without a newline at the end"

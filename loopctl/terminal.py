@@ -42,7 +42,8 @@ def _set_raw(ctx: click.Context, _option: click.Parameter, value: bool) -> None:
     ctx.meta[_RAW] = value or ctx.meta.get(_RAW, False)
 
 
-def _is_raw() -> bool:
+def is_raw() -> bool:
+    """Whether ``--raw`` was given."""
     ctx = click.get_current_context(silent=True)
     return ctx is not None and bool(ctx.meta.get(_RAW))
 
@@ -113,7 +114,7 @@ def err(text: str, *, dim: bool = False) -> None:
 
 
 def _shown(text: str) -> str:
-    return text if _is_raw() else visible(text)
+    return text if is_raw() else visible(text)
 
 
 def document(raw: bytes) -> None:

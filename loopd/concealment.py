@@ -49,16 +49,18 @@ def own_files(
     environ: Mapping[str, str],
 ) -> list[str]:
     """Files and directories of the daemon, all that it stores and all that it gets its keys from; they need not exist.
+    A directory ends in a slash.
 
     A socket or a settings file in a place of somebody's choice is meant alone: its directory may be a workspace.
     """
     usual = {paths.socket_path({**environ, "LOOPD_SOCKET": ""}), paths.config_path({**environ, "LOOPD_CONFIG": ""})}
-    own = [os.path.dirname(path) for path in usual]
+    directories = [*map(os.path.dirname, usual), data_dir, *rescue_roots, paths.state_dir(environ)]
+    if credentials := environ.get("CREDENTIALS_DIRECTORY"):
+        directories.append(credentials)
+    own = [os.path.join(directory, "") for directory in directories]
     own += [path for path in (socket, f"{socket}.lock", config) if path not in usual]
-    own += [data_dir, *rescue_roots, paths.state_dir(environ)]
     own += [provider.api_key_file for provider in settings.providers.values() if provider.api_key_file]
-    own += [path for path in (log_file, environ.get("CREDENTIALS_DIRECTORY")) if path]
-    return own
+    return [*own, log_file] if log_file else own
 
 
 def _environment_block() -> tuple[int, int]:

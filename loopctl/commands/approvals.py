@@ -21,7 +21,19 @@ from ..asking import Asking
 from ..exits import INTERRUPTED, NO_SESSION, OK, USAGE, Failure
 from ..interrupts import Interrupts
 from ..reach import ANSWER, daemon
-from ..terminal import columns, document, note, out, out_line, raw_option, somebody_is_there, table, told, visible
+from ..terminal import (
+    columns,
+    document,
+    is_raw,
+    note,
+    out,
+    out_line,
+    raw_option,
+    somebody_is_there,
+    table,
+    told,
+    visible,
+)
 from ..view import View
 
 _HEADING = ["ID", "AGE", "CWD", "TOOL", "WHAT"]
@@ -84,7 +96,7 @@ def show(ctx: click.Context, id: str | None, json: bool) -> int:
     if json:
         document(msgspec.json.encode(found))
     else:
-        out(described(found, whole=True, width=columns())[0])
+        out(described(found, whole=True, width=columns(), raw=is_raw())[0])
     return OK
 
 

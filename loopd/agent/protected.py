@@ -22,7 +22,7 @@ _SEARCHED = 64
 
 
 class Protected:
-    """``paths``: files and directories, which need not exist."""
+    """``paths``: files and directories, which need not exist. One of a directory ends in a slash."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         self.paths = tuple(paths)

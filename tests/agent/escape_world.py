@@ -92,7 +92,7 @@ class World:
             (self.root / path).write_text(f"{self.secret}-{path.replace('/', '-')}\n")
         os.link(self.own / "key", self.ws / "before-key")
         own = [self.own / name for name in ("data", "conf/loopd", "key", "creds", "log", "run/loopd", "absent")]
-        return Protected([str(path) for path in [*own, self.ws / "own/deep", self.ws / "own/later"]])
+        return Protected([str(path) for path in [*own, self.ws / "own/deep", f"{self.ws}/own/later/"]])
 
     def _listen(self) -> dict[str, socket.socket]:
         places: dict[str, tuple[int, int, object]] = {

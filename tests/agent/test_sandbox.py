@@ -30,7 +30,7 @@ def inside(make_scope: MakeScope, tmp_path: Path) -> Inside:
     """Runs one command in a preset: the one place for whoever wants to try what gets out."""
     (tmp_path / "ws").mkdir()
 
-    async def run(preset: Preset, command: str, *protected: Path, ws: Path | None = None) -> tuple[str, bool]:
+    async def run(preset: Preset, command: str, *protected: Path | str, ws: Path | None = None) -> tuple[str, bool]:
         bash = Bash(timeout_s=15, sandbox=Sandbox(Protected([str(path) for path in protected])))
         scope = make_scope(cwd=str(ws or tmp_path / "ws"), permission=preset)
         with trio.fail_after(20):
@@ -290,3 +290,19 @@ def test_there_is_no_filter_for_a_machine_whose_numbers_are_not_known() -> None:
         program_for("riscv64")
     assert len({program_for(machine) for machine in MACHINES}) == 2
     assert all(len(program_for(machine)) % 8 == 0 for machine in MACHINES)
+
+
+async def test_a_missing_file_of_the_daemon_is_made_as_a_file(inside: Inside, tmp_path: Path) -> None:  # A-7
+    """A directory in the place of its settings would keep the daemon from starting again."""
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+    settings, data = workspace / "cfg/config.toml", workspace / "data"
+    said, failed = await inside(
+        "workspace-write",
+        f"echo x > {settings}; mv cfg other; mkdir data/x; true",
+        str(settings),
+        f"{data}/",
+        ws=workspace,
+    )
+    assert not failed, said
+    assert (settings.read_bytes(), data.is_dir(), list(data.iterdir())) == (b"", True, [])

@@ -250,5 +250,6 @@ def test_a_leaving_reader_does_not_leave_the_terminal_in_disorder(world: World) 
         assert termios.tcgetattr(person.master) == before
         person.type("\x04")
         person.waits_for("still waits for an approval")
-        assert world.loopctl("approvals", "allow").returncode == 0
+        [waits] = json.loads(world.loopctl("approvals", "--json").stdout)["approvals"]
+        assert world.loopctl("approvals", "allow", waits["approvalId"]).returncode == 0
         assert person.process.wait(PATIENCE) == 0

@@ -39,7 +39,8 @@ def requested(one: ApprovalRequest) -> dict[str, Any]:
 
 
 def resolved(one: ApprovalRequest, outcome: str, **more: Any) -> dict[str, Any]:
-    return {"type": "approval_resolved", "approvalId": one.approval_id, "outcome": outcome} | more
+    named = {"approvalId": one.approval_id, "sessionId": one.session_id}
+    return {"type": "approval_resolved", "outcome": outcome} | named | more
 
 
 class Asked:

@@ -402,7 +402,8 @@ def test_what_fits_into_the_list_is_not_cut(socket_path: str) -> None:
 
 def test_one_is_shown_whole(socket_path: str, loopctl: Loopctl) -> None:  # A-8, K-45
     with ScriptedDaemon(socket_path, {"approval/list": waiting(request(command=NASTY))}):
-        for arguments in (["show"], ["show", "aa"], ["show", "--raw"]):
+        assert NASTY in loopctl("approvals", "show", "--raw").out
+        for arguments in (["show"], ["show", "aa"]):
             assert visible(NASTY) in loopctl("approvals", *arguments).out
         assert json.loads(loopctl("approvals", "show", "--json").out)["arguments"] == {"command": NASTY}
         ran = loopctl("approvals", "show", "bb")
@@ -412,7 +413,7 @@ def test_one_is_shown_whole(socket_path: str, loopctl: Loopctl) -> None:  # A-8,
 @pytest.mark.parametrize(
     ("arguments", "answer", "said"),
     [
-        (["allow"], {"decision": "allowed-once"}, "allowed: bash: make test\n"),
+        (["allow", "aa"], {"decision": "allowed-once"}, "allowed: bash: make test\n"),
         (["allow", "aa11", "--session"], {"decision": "allowed-session"}, "allowed: bash: make test\n"),
         (["reject", "aa11bb22"], {"decision": "rejected"}, "rejected: bash: make test\n"),
         (["reject", "--reason", "no"], {"decision": "rejected", "feedback": "no"}, "rejected: bash: make test\n"),
@@ -432,7 +433,7 @@ def test_one_is_answered(
 def test_what_no_rule_covers_is_not_allowed_for_the_session(socket_path: str, loopctl: Loopctl) -> None:
     one = request(rules_refused="it redirects to a file")
     with ScriptedDaemon(socket_path, {"approval/list": waiting(one)}) as daemon:
-        ran = loopctl("approvals", "allow", "--session")
+        ran = loopctl("approvals", "allow", "aa", "--session")
     assert (ran.code, ran.err) == (
         2,
         "loopctl: this cannot be allowed for the session: it redirects to a file\n"
@@ -443,13 +444,14 @@ def test_what_no_rule_covers_is_not_allowed_for_the_session(socket_path: str, lo
 
 def test_which_one_must_be_clear(socket_path: str, loopctl: Loopctl) -> None:
     with ScriptedDaemon(socket_path, {"approval/list": waiting(ONE, OTHER)}) as daemon:
-        ran = loopctl("approvals", "allow")
+        assert loopctl("approvals", "allow").code == 2  # what waits may be another than was shown
+        ran = loopctl("approvals", "reject")
         assert (ran.code, ran.err.splitlines()) == (
             2,
             ["loopctl: which one?", "loopctl: aa11bb22  bash: make test", "loopctl: cc33dd44  bash: make install"],
         )
         daemon.answers["approval/list"] = waiting()
-        assert loopctl("approvals", "allow").code == 4
+        assert loopctl("approvals", "reject").code == 4
         daemon.answers["approval/list"] = waiting(ONE)
         for command in ("allow", "reject", "show"):  # a script's variable that is not set
             ran = loopctl("approvals", command, "")

@@ -208,7 +208,7 @@ async def test_what_tools_of_all_sessions_ask_is_told_with_what_it_came_to(tmp_p
         rejected, cancelled = await _told(watcher)
         assert (rejected.approval_id, rejected.outcome, rejected.feedback) == (listed[0].approval_id, "rejected", "no")
         assert rejected.by.startswith("a client (pid ")
-        assert cancelled == ApprovalResolved(listed[1].approval_id, "cancelled")
+        assert cancelled == ApprovalResolved(listed[1].approval_id, listed[1].session_id, "cancelled")
         await wire.call("run/wait", {"runId": runs[0]})
         assert await _told(watcher) == []
 

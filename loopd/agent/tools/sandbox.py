@@ -98,8 +98,8 @@ class Sandbox:
     def enclosure(self, preset: Preset, workspace: str) -> Enclosure:
         """The command that makes it. ``workspace`` is a real path. It looks at the disk; raises OSError.
 
-        Protected directories that a command could make in its workspace are made first, since what is not there cannot
-        be covered.
+        What is protected and a command could make in its workspace is made first, since what is not there cannot be
+        covered.
         """
         if self._bwrap is None:
             raise FileNotFoundError(errno.ENOENT, "bubblewrap is not installed (package: bubblewrap)")
@@ -160,16 +160,16 @@ def _covers(protected: tuple[str, ...], workspace: str | None) -> dict[str, list
     writable workspace and what is protected in it is one. A link can be neither, so the directory that holds one is
     read-only."""
     covers: dict[str, list[str]] = {}
-    hidden: list[str] = []
+    hidden: dict[str, bool] = {}  # whether it is a directory, where it does not exist
     for path in sorted(set(protected)):
         real, holders = _walk(path)
         covers |= {holder: ["--ro-bind", holder, holder] for holder in holders if within(holder, workspace)}
-        hidden.append(real)
-    for real in sorted(set(hidden)):
+        hidden[real] = hidden.get(real, False) or path.endswith("/")
+    for real in sorted(hidden):
         if any(within(real, other) for other in hidden if other != real):
             continue  # gone with that
         if within(real, workspace) and not os.path.lexists(real):
-            os.makedirs(real, 0o700, exist_ok=True)
+            _make(real, is_directory=hidden[real])
         if words := _hide(real):
             covers[real] = words
     if workspace is not None:
@@ -181,6 +181,12 @@ def _covers(protected: tuple[str, ...], workspace: str | None) -> dict[str, list
             for parent in _between(workspace, path):
                 covers.setdefault(parent, ["--bind", parent, parent])
     return covers
+
+
+def _make(path: str, *, is_directory: bool) -> None:
+    os.makedirs(path if is_directory else os.path.dirname(path), 0o700, exist_ok=True)
+    if not is_directory:  # empty, it says as little as none: settings and keys may be there later
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
 
 
 def _hide(path: str) -> list[str]:

@@ -98,7 +98,9 @@ async def _ask(arguments: BashArguments, allowed: str, scope: ToolScope, *, work
     rules = await trio.to_thread.run_sync(find, limiter=trio.CapacityLimiter(1), abandon_on_cancel=True)
     return Ask(
         operation="command",
-        reason="it wants to run outside the sandbox" if works else f"each command takes a person: {allowed}",
+        reason="it wants all your rights, loopd's own files included, outside the sandbox"
+        if works
+        else f"each command takes a person: {allowed}",
         sandbox=allowed if works else "nothing: there is no sandbox",
         rules=rules.rules,
         rules_refused=rules.refused,
