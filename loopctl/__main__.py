@@ -17,6 +17,8 @@ COMMANDS = {
     "prompt": ("prompt", "Send a prompt and stream the answer."),
     "resume": ("resume", "Go on with work that was stopped or failed."),
     "queue": ("queue", "Show and change what waits for its turn."),
+    "approvals": ("approvals", "Show and answer what tools ask for."),
+    "permission": ("permission", "Show or set what tools may do by themselves."),
     "attach": ("attach", "Watch the session of this directory."),
     "new": ("seats", "Start a new session in this directory."),
     "switch": ("seats", "Go on with another session in this directory."),

@@ -32,6 +32,7 @@ _BY_KIND = {
     "conflict": REFUSED,
     "queue_item_started": REFUSED,
     "nothing_to_resume": REFUSED,
+    "approval_not_pending": REFUSED,
     "session_locked": REFUSED,
     "unsupported_version": UNREACHABLE,
 }
@@ -40,6 +41,7 @@ _BY_KIND = {
 _REMEDY = {
     "pending_save": "`loopctl flush` does that.",
     "save_failed": "What is unsaved now, if anything, the daemon keeps: see `loopctl status`, `loopctl flush`.",
+    "approvals_pending": "`loopctl approvals` shows what waits for an answer, `loopctl stop` ends its run.",
     "session_busy": "`loopctl attach` watches it, `loopctl stop` ends it.",
     "draining": "If it does not end, `loopctl drain --cancel` lets it take work again.",
     "session_not_found": "`loopctl sessions` lists what is saved, `loopctl runtimes` what is open.",

@@ -6,12 +6,14 @@ import math
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import click
 
-from .terminal import is_terminal, note
+from .terminal import is_terminal, note, raw_option, somebody_is_there
 
+PERMISSIONS = ["read-only", "workspace-write", "danger-full-access"]
 discard_option = click.option("--discard-queue", is_flag=True, help="Also over inputs that wait: they are lost.")
 
 
@@ -68,13 +70,56 @@ def model_option(_ctx: click.Context, _option: click.Parameter, value: str | Non
     return {"provider": provider, "id": id}
 
 
+@dataclass(frozen=True, slots=True)
+class Approving:
+    """What becomes of a run's requests for approval. ``waits``: for whoever answers. ``asks``: whoever is here is
+    asked. ``params``: what the daemon is told."""
+
+    waits: bool
+    asks: bool
+    params: dict[str, Any]
+
+
+def approving(choice: str | None, timeout: float | None, *, here: bool = False) -> Approving:
+    """Unless the person chose: requests wait where somebody is there, and are rejected where nobody is (A-6). ``here``:
+    the command goes on, and can ask."""
+    there = somebody_is_there()
+    waits = there if choice is None else choice == "wait"
+    params: dict[str, Any] = {} if waits else {"approvals": "reject"}
+    if timeout is not None:
+        params["approvalTimeoutMs"] = max(1, round(timeout * 1000))
+    return Approving(waits, waits and there and here, params)
+
+
+def approval_options(command: Any) -> Any:
+    """What every command takes that sends something which becomes a run: ``approvals``, ``approval_timeout``."""
+    for option in reversed(_APPROVALS):
+        command = option(command)
+    return command
+
+
 def run_options(command: Any) -> Any:
-    """What every command that starts a run takes: ``json``, ``no_wait``, ``timeout``."""
+    """What every command that starts a run takes: ``json``, ``no_wait``, ``timeout``, and the above."""
     for option in reversed(_RUN):
         command = option(command)
     return command
 
 
+_APPROVALS: tuple[Callable[[Any], Any], ...] = (
+    click.option(
+        "--approvals",
+        type=click.Choice(["wait", "reject"]),
+        help="What needs an approval waits for it (at a terminal), or is rejected unless a client that can approve "
+        "watches (elsewhere).",
+    ),
+    click.option(
+        "--approval-timeout",
+        type=click.FloatRange(min=0, min_open=True, max=2**31 / 1000),
+        callback=seconds_option,
+        metavar="S",
+        help="Let each approval wait S seconds only.",
+    ),
+)
 _RUN: tuple[Callable[[Any], Any], ...] = (
     click.option("--json", "json", is_flag=True, help="Print the run's events, one JSON object per line."),
     click.option("--no-wait", is_flag=True, help="Print the ids of run and session, and leave the run alone."),
@@ -85,4 +130,6 @@ _RUN: tuple[Callable[[Any], Any], ...] = (
         metavar="S",
         help="Stop the run after S seconds.",
     ),
+    approval_options,
+    raw_option,
 )

@@ -24,15 +24,18 @@ RIVAL_TIMEOUT = 1.5
 _NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
 
 
-def start(socket: str) -> tuple[Client, bool]:
-    """A connection to the daemon on ``socket``, and whether it was started here."""
+def start(socket: str, *, approvals: bool = False) -> tuple[Client, bool]:
+    """A connection to the daemon on ``socket``, and whether it was started here. ``approvals``: a person is here, who
+    is asked."""
     paths.check_socket_path(socket)
     directory = os.path.dirname(socket)
     paths.private_directory(directory)
     deadline = time.monotonic() + START_TIMEOUT
     with _turn(directory, deadline):
         try:
-            return Client.connect(socket, name="loopctl"), False  # whoever had the turn before us started it
+            return Client.connect(
+                socket, name="loopctl", approvals=approvals
+            ), False  # whoever had the turn before us started it
         except Unreachable as unreachable:
             if not unreachable.absent:
                 raise
@@ -40,7 +43,7 @@ def start(socket: str) -> tuple[Client, bool]:
         paths.private_directory(os.path.dirname(log))
         before = os.path.getsize(log) if os.path.exists(log) else 0
         process = _spawn(socket, log)
-        return _await(socket, process, deadline, log=log, before=before), True
+        return _await(socket, process, deadline, approvals=approvals, log=log, before=before), True
 
 
 def check_settings() -> None:
@@ -103,11 +106,14 @@ def _environment() -> dict[str, str]:
     return inherited
 
 
-def _await(socket: str, process: subprocess.Popen[bytes], deadline: float, *, log: str, before: int) -> Client:
+def _await(
+    socket: str, process: subprocess.Popen[bytes], deadline: float, *, approvals: bool, log: str, before: int
+) -> Client:
     has_ended = False
     while time.monotonic() < deadline:
         try:
-            client = Client.connect(socket, timeout=max(0.1, deadline - time.monotonic()), name="loopctl")
+            left = max(0.1, deadline - time.monotonic())
+            client = Client.connect(socket, timeout=left, name="loopctl", approvals=approvals)
         except Unreachable:
             if not has_ended and process.poll() is not None:
                 has_ended = True

@@ -24,15 +24,16 @@ def socket_of(ctx: click.Context) -> str:
 
 
 @contextmanager
-def daemon(ctx: click.Context, *, start: bool) -> Iterator[Client]:
-    """The daemon's connection. ``start``: start one if none is there; otherwise that is exit code 69."""
-    with translated(), _connected(socket_of(ctx), start) as client:
+def daemon(ctx: click.Context, *, start: bool, approvals: bool = False) -> Iterator[Client]:
+    """The daemon's connection. ``start``: start one if none is there; otherwise that is exit code 69. ``approvals``: a
+    person is here, who is asked."""
+    with translated(), _connected(socket_of(ctx), start, approvals) as client:
         yield client
 
 
-def _connected(socket: str, start: bool) -> Client:
+def _connected(socket: str, start: bool, approvals: bool) -> Client:
     try:
-        return Client.connect(socket, name="loopctl")
+        return Client.connect(socket, name="loopctl", approvals=approvals)
     except Unreachable as unreachable:
         if not unreachable.absent:
             raise
@@ -40,7 +41,7 @@ def _connected(socket: str, start: bool) -> Client:
             raise Failure(f"{unreachable}; `loopctl daemon start` starts one", UNREACHABLE) from None
     from .launch import start as start_daemon
 
-    return start_daemon(socket)[0]
+    return start_daemon(socket, approvals=approvals)[0]
 
 
 @contextmanager

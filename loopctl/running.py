@@ -18,6 +18,8 @@ from loop_protocol.backlog import Notification
 from loop_protocol.client import Client, LostConnection
 from loop_protocol.v1.errors import RpcError
 from loop_protocol.v1.events import (
+    ApprovalRequested,
+    ApprovalResolved,
     EventParams,
     EventsLost,
     PromptTimingEvent,
@@ -29,6 +31,7 @@ from loop_protocol.v1.events import (
 )
 from loop_protocol.v1.types import ErrorInfo, PromptTiming, QueueState, RunResult, SessionState
 
+from .asking import Asking
 from .exits import INTERRUPTED, OK, REFUSED, RUN_FAILED, TIMED_OUT, UNREACHABLE, Failure
 from .interrupts import Interrupts
 from .reach import ANSWER
@@ -43,7 +46,7 @@ class Following:
     """One run being watched. Events of other runs are not shown.
 
     ``ours``: it has begun. ``timing`` is its finished one, ``gap`` says that not all of it was shown, ``unsaved`` is
-    why it was not saved, and ``queue`` what waits behind it.
+    why it was not saved, and ``queue`` what waits behind it. ``asking``: somebody is here who can approve.
     """
 
     client: Client
@@ -51,6 +54,7 @@ class Following:
     run_id: str
     json: bool
     view: View = field(default_factory=View)
+    asking: Asking | None = None
     ours: bool = False
     closed: bool = False
     stopped_by: int | None = None
@@ -64,11 +68,13 @@ class Following:
         try:
             return self._until_settled(interrupts, deadline=deadline)
         finally:
+            if self.asking is not None:
+                self.asking.end()
             self.view.end_line()
 
     def _until_settled(self, interrupts: Interrupts, *, deadline: float | None) -> RunResult:
         while self.result is None:
-            taken = news(self.client, interrupts, deadline)
+            taken = news(self.client, interrupts, deadline, self.asking)
             if isinstance(taken, int):
                 self._stop(taken)
             else:
@@ -91,8 +97,16 @@ class Following:
             self._follow(params)
 
     def _follow(self, params: EventParams) -> None:
-        if not self.json:
-            self.view.show(params)
+        match params.event:
+            case ApprovalRequested() as requested if self.asking is not None:
+                self.view.end_line()
+                self.asking.requested(requested)
+            case ApprovalResolved() as resolved if self.asking is not None:
+                self.asking.resolved(resolved)
+            case ApprovalRequested() | ApprovalResolved():
+                self.view.show(params)  # with --json too: whoever waits must know for what
+            case _ if not self.json:
+                self.view.show(params)
         match params.event:
             case PromptTimingEvent(timing=timing) if timing.id == self.run_id and timing.finished_at is not None:
                 self.timing = timing
@@ -120,6 +134,8 @@ class Following:
             self._settle()
             return
         self.queue = state.queue
+        if self.asking is not None:
+            self.asking.found(state.approvals)
         if state.run is None or state.run.run_id != self.run_id:
             self._settle()
 
@@ -141,8 +157,11 @@ class Following:
         self.result = self.result or result
 
 
-def news(client: Client, interrupts: Interrupts, deadline: float | None) -> Notification[EventParams] | int:
-    """The next event, or the exit code of whoever does not wait for it any more."""
+def news(
+    client: Client, interrupts: Interrupts, deadline: float | None, asking: Asking | None = None
+) -> Notification[EventParams] | int:
+    """The next event, or the exit code of whoever does not wait for it any more. Meanwhile ``asking`` gets its
+    answers."""
     while True:
         # First what the person wants: a fast stream always has one more event.
         if interrupts.asked:
@@ -151,7 +170,11 @@ def news(client: Client, interrupts: Interrupts, deadline: float | None) -> Noti
             return TIMED_OUT
         if (notification := client.next_notification(timeout=0)) is not None:
             return notification
-        interrupts.wait(client, timeout=None if deadline is None else deadline - time.monotonic())
+        if asking is not None and asking.has_typed():
+            asking.take_typed()  # after all news: what is settled by now takes no answer
+            continue
+        sources = asking.sources() if asking is not None else []
+        interrupts.wait(client, *sources, timeout=None if deadline is None else deadline - time.monotonic())
 
 
 def _begins(params: EventParams, run_id: str) -> bool:

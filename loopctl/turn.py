@@ -18,26 +18,30 @@ from loop_protocol.v1.events import (
 )
 from loop_protocol.v1.types import QueuedItem, QueueState, SessionState
 
+from .asking import Asking
 from .exits import INTERRUPTED, REFUSED, UNREACHABLE, Failure
 from .interrupts import Interrupts
 from .reach import ANSWER
 from .running import Following, news
 from .terminal import note
 from .view import View
-from .waiting import pause_of
+from .waiting import pause_of, tell_if_asking
 
 _GONE = "the queued input was removed by somebody else"
 
 
 @dataclass(slots=True)
 class Turn:
-    """One queued input. ``of``: the option that names its session, where one is needed."""
+    """One queued input. ``of``: the option that names its session, where one is needed. ``asking``, ``waits``: what
+    becomes of its run's requests for approval."""
 
     client: Client
     session_id: str
     item_id: str
     of: str
     json: bool
+    asking: Asking | None = None
+    waits: bool = True
     _seen: bool = False  # in the queue, by the events: those from before it was added come first
     _pause: str | None = None
     _following: Following | None = None
@@ -68,6 +72,7 @@ class Turn:
             before = ahead.index(self.item_id) + (state.run is not None)
             note(f"queued behind {before}; waits for its turn" if before else "queued; waits for its turn")
             self._tell_pause(state.queue)
+            tell_if_asking(state)
 
     def _take(self, notification: Notification[EventParams]) -> None:
         params = notification.params
@@ -122,8 +127,10 @@ class Turn:
         raise RpcError("internal", "the daemon edited an input on a revision that it never had")
 
     def _begin(self, run_id: str, event: Notification[EventParams] | None) -> None:
-        view = View(own=self.item_id)
-        self._following = Following(self.client, self.session_id, run_id, self.json, view, ours=event is not None)
+        view = View(own=self.item_id, waits=self.waits)
+        self._following = Following(
+            self.client, self.session_id, run_id, self.json, view, self.asking, ours=event is not None
+        )
         if event is not None:
             self._following.take(event)
 

@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 
 from loop_protocol.v1.events import (
+    ApprovalRequested,
+    ApprovalResolved,
     EventParams,
     EventsLost,
     MessageEnd,
@@ -25,6 +27,7 @@ from loop_protocol.v1.events import (
     ToolExecutionUpdate,
 )
 from loop_protocol.v1.types import (
+    ApprovalRequest,
     AssistantMessage,
     ErrorInfo,
     Message,
@@ -35,6 +38,7 @@ from loop_protocol.v1.types import (
     UserMessage,
 )
 
+from .approvals import became, how_to_answer, summary
 from .terminal import err, is_terminal, note, one_line, out
 
 ARGUMENTS = 300
@@ -47,11 +51,13 @@ TAIL = 4096
 class View:
     """Prints events as they come. ``prompts``: also what the user said, for somebody who only watches; of somebody
     else's words those that steer the run are shown in any case, since what comes then answers them. ``own``: the input
-    of whoever looks."""
+    of whoever looks. ``waits``: requests for approval wait for an answer, so how to give one is told."""
 
-    def __init__(self, *, prompts: bool = False, own: str | None = None) -> None:
+    def __init__(self, *, prompts: bool = False, own: str | None = None, waits: bool = True) -> None:
         self._prompts = prompts
         self._own = own
+        self._waits = waits
+        self._asked: dict[str, ApprovalRequest] = {}
         self._steering: set[str] = set()
         self._unsaved: str | None = None
         self._message: str | None = None
@@ -79,6 +85,10 @@ class View:
                 self._tools.setdefault(call, ToolOutput()).add(delta)
             case ToolExecutionEnd(tool_call_id=call, is_error=failed):
                 self._tool_ended(call, failed=failed)
+            case ApprovalRequested(request=request):
+                self.tell_request(request)
+            case ApprovalResolved() as resolved:
+                self.tell_resolved(resolved)
             case RetryWait(until_at=until, reason=reason):
                 self.end_line()
                 note(f"retrying in {max(0, until - params.at) / 1000:.0f} s: {reason}")
@@ -103,6 +113,18 @@ class View:
                 self.end_line()
                 told = settled.error is not None and settled.error.message == self._unsaved
                 outcome(settled.outcome, None if told else settled.error)
+
+    def tell_request(self, request: ApprovalRequest) -> None:
+        self._asked[request.approval_id] = request
+        if self._waits:
+            self.end_line()
+            note(f"waits for an approval: {summary(request)}\n{how_to_answer(request)}")
+
+    def tell_resolved(self, resolved: ApprovalResolved) -> None:
+        self.end_line()
+        note(became(resolved, self._asked.pop(resolved.approval_id, None)))
+        if resolved.outcome == "unavailable":
+            note("`--approvals wait` lets it wait for an answer, from any terminal")
 
     def continue_message(self, message: str, text: str) -> None:
         if message != self._message:
@@ -134,7 +156,7 @@ class View:
             case ToolResultMessage(is_error=True) if message.tool_call_id in self._quiet_tools:
                 err(_tail(text_of(message)), dim=True)  # nothing was streamed, and it says why it failed
             case UserMessage() if said:
-                err("".join(f"> {line}\n" for line in text_of(message).splitlines()))
+                err("".join(f"> {line}\n" for line in _lines(text_of(message))))
         return None
 
     def _complete_text(self, message_id: str, text: str) -> None:
@@ -177,7 +199,7 @@ class ToolOutput:
         self._kept = (self._kept + "".join(line + "\n" for line in later))[-TAIL:]
 
     def end(self) -> None:
-        last = (self._kept + self._line).splitlines()[-TAIL_LINES:]
+        last = _lines(self._kept + self._line)[-TAIL_LINES:]
         before = self._left_out + bool(self._line) - len(last)
         cut = [f"  … {before} more lines\n"] if before > 0 else []
         err("".join(cut + [f"  {line}\n" for line in last]), dim=True)
@@ -212,6 +234,12 @@ def text_of(message: Message) -> str:
 
 
 def _tail(text: str) -> str:
-    lines = text.rstrip("\n").splitlines()
+    lines = _lines(text.rstrip("\n"))
     cut = [f"  … {len(lines) - TAIL_LINES} lines before\n"] if len(lines) > TAIL_LINES else []
     return "".join(cut + [f"  {line}\n" for line in lines[-TAIL_LINES:]])
+
+
+def _lines(text: str) -> list[str]:
+    """Ended by newlines only: a carriage return is a character that is shown."""
+    lines = text.split("\n")
+    return lines if lines[-1] else lines[:-1]

@@ -60,11 +60,17 @@ def tell_if_paused_now(client: Client, session_id: str, of: str = "") -> None:
         tell_if_paused(state.queue, of)
 
 
+def tell_if_asking(state: SessionState) -> None:
+    """The run that inputs wait for waits itself, for a person."""
+    if state.approvals:
+        note("the run waits for an approval; `loopctl approvals` shows it")
+
+
 def label(item: QueuedItem, limit: int | None = None) -> str:
     """An input in one line: the first one of its text in at most ``limit`` columns, and its images by their size."""
     text = "".join(block.text for block in item.content if isinstance(block, TextBlock))
     images = [f"({one.mime_type}, {_size(one.bytes or 0)})" for one in item.content if isinstance(one, ImageBlock)]
-    first, *more = text.strip().splitlines() or [""]
+    first, *more = text.strip().split("\n")
     line = f"{first} {ELLIPSIS}" if more else first
     if limit is not None:
         line = shortened(visible(line), max(1, limit - len(" ".join(["", *images]))))

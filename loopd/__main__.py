@@ -15,9 +15,11 @@ import trio
 from loop_protocol import paths
 
 from . import __version__, commands, systemd
+from .agent.protected import Protected
 from .agent.tools import session_tools
 from .agent.tools.process import become_subreaper
-from .concealment import conceal_environment
+from .agent.tools.sandbox import Sandbox
+from .concealment import conceal_environment, own_files
 from .config import Config, ConfigError, load
 from .core.timings import Clock
 from .daemon import ENDING, Daemon
@@ -78,6 +80,9 @@ def main(
             data_dir=_absolute(data_dir or paths.data_dir(os.environ)),
             umask=umask,
             rescue_dir=_absolute(rescue_dir) if rescue_dir else None,
+            socket=listener.path,
+            config=config,
+            log_file=log_file,
         )
     except (ConfigError, ValueError) as error:
         _fail(str(error), EX_CONFIG)
@@ -86,20 +91,42 @@ def main(
     sys.exit(_run(services, listener, on_demand=on_demand or bool(sockets)))
 
 
-def services_for(settings: Config, *, data_dir: str, umask: int, rescue_dir: str | None = None) -> Services:
+def services_for(
+    settings: Config,
+    *,
+    data_dir: str,
+    umask: int,
+    socket: str,
+    rescue_dir: str | None = None,
+    config: str | None = None,
+    log_file: str | None = None,
+) -> Services:
     """What a real daemon's sessions share. ``umask`` is what the daemon was started with, for what tools make."""
-    fs = FileSystem()
+    fs, roots = FileSystem(), rescue_roots(data_dir, os.environ, rescue_dir)
+    own = own_files(
+        settings,
+        socket=socket,
+        config=os.path.abspath(config or paths.config_path(os.environ)),
+        data_dir=data_dir,
+        rescue_roots=roots,
+        log_file=os.path.abspath(log_file) if log_file else None,
+        environ=os.environ,
+    )
+    protected = Protected(own)
+    sandbox = Sandbox(protected)
     return Services(
         config=settings,
         clock=Clock(),
         models=Catalogue(settings, os.environ),
-        tools=session_tools(bash_timeout_s=settings.tools.bash_timeout_s),
+        tools=session_tools(bash_timeout_s=settings.tools.bash_timeout_s, protected=protected, sandbox=sandbox),
         fs=fs,
         catalog=Catalog(fs, data_dir),
         data_dir=data_dir,
-        rescue_roots=rescue_roots(data_dir, os.environ, rescue_dir),
+        rescue_roots=roots,
         environ=dict(os.environ),
         umask=umask,
+        protected=protected,
+        sandbox=sandbox,
     )
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import logging
 import select
 import socket
+import struct
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import trio
 
@@ -28,20 +29,34 @@ BATCH_ANSWERS = 4 * 1024 * 1024
 FLUSH_S = 1.0
 # How often a client that has closed its sending side, and waits for answers, is looked after.
 HANGUP_S = 1.0
+# Of a client's own name so much is passed on to others.
+NAME = 64
 
 log = logging.getLogger("loopd.connection")
 Answer = Callable[[bytes], None]
 Outcome = Callable[[], Awaitable[Any]]
 
 
+class Peer(NamedTuple):
+    pid: int
+    uid: int
+
+
+def peer(sock: socket.socket) -> Peer:
+    """The process at the other end, as it was when it connected."""
+    pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return Peer(pid, uid)
+
+
 class Connection:
-    """``sock`` is a connected, non-blocking stream socket, owned from here on."""
+    """``sock`` is a connected, non-blocking stream socket, owned from here on. ``name``: what others are told of it."""
 
     def __init__(self, sock: socket.socket, daemon: api.Daemon) -> None:
         self.daemon = daemon
         self.outbox = Outbox(sock)
         self.initialized = False
         self.can_approve = False
+        self.name = "a client"
         self._sock = sock
         self._frames = jsonrpc.FrameReader()
         self._scope = trio.CancelScope()
@@ -177,8 +192,9 @@ class Connection:
         self.daemon.services.count("requests")
         return api.TABLE[method.name](api.Call(self.daemon, self), params)
 
-    def accept_handshake(self, *, can_approve: bool) -> None:
+    def accept_handshake(self, name: str | None, *, can_approve: bool) -> None:
         self.initialized, self.can_approve = True, can_approve
+        self.name = f"{(name or 'a client')[:NAME]} (pid {peer(self._sock).pid})"
         self._frames.limit = jsonrpc.FRAME
 
     def _notified(self, request: Request) -> None:

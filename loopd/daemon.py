@@ -79,6 +79,8 @@ class Daemon:
                     log.info("serving on %s", self.socket_path)
                     task_status.started()
                     live.start_soon(self.services.models.warm)
+                    if self.services.sandbox is not None:
+                        live.start_soon(self.services.sandbox.tried)
                     await self._exit.wait()
                     systemd.notify(STOPPING="1")
                     for session in self.sessions():

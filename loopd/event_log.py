@@ -27,13 +27,17 @@ Build = Callable[[str], Event]
 
 
 class Cursor:
-    """One client's place in a log. ``position`` is the ``seq`` that was handed out last."""
+    """One client's place in a log. ``position`` is the ``seq`` that was handed out last. ``can_approve``: a person is
+    there, who can answer requests for approval."""
 
-    def __init__(self, log: EventLog, *, position: int, follow: bool, notify: Callable[[], None]) -> None:
+    def __init__(
+        self, log: EventLog, *, position: int, follow: bool, notify: Callable[[], None], can_approve: bool = False
+    ) -> None:
         self.log = log
         self.position = position
         self.follow = follow
         self.notify = notify
+        self.can_approve = can_approve
         self.end: int | None = None
 
     @property
@@ -111,10 +115,17 @@ class EventLog:
         self._parts.clear()
         self._append(session_id, build(text))
 
-    def subscribe(self, *, position: int, follow: bool, notify: Callable[[], None]) -> Cursor:
-        cursor = Cursor(self, position=position, follow=follow, notify=notify)
+    def subscribe(
+        self, *, position: int, follow: bool, notify: Callable[[], None], can_approve: bool = False
+    ) -> Cursor:
+        cursor = Cursor(self, position=position, follow=follow, notify=notify, can_approve=can_approve)
         self.cursors.add(cursor)
         return cursor
+
+    @property
+    def has_approver(self) -> bool:
+        """Somebody is attached who can answer requests for approval (A-6)."""
+        return any(cursor.can_approve and cursor.end is None for cursor in self.cursors)
 
     def end_unfollowing(self) -> None:
         """``follow: false`` subscriptions end with the event just published, ``session_replaced``."""

@@ -17,10 +17,12 @@ from .core.guards import Condition, Declined, Operation, Refused
 from .core.history import Request
 from .core.inputs import UnsupportedInput, require_supported
 from .core.queue import Item, new_item
-from .core.runs import RunState
+from .core.runs import WAITING, ApprovalPolicy, RunState
 from .core.state import SessionCore
+from .event_log import EventLog
 from .models import ModelUnavailable
-from .run import Conversation, Run, generate, unacceptable
+from .run import Run, generate
+from .run_context import Conversation, unacceptable
 from .saving import Saving
 from .services import Services
 from .title_worker import TitleWorker
@@ -44,6 +46,7 @@ class Runs:
         services: Services,
         env: ToolEnvironment,
         titles: TitleWorker,
+        events: EventLog,
     ) -> None:
         self.current: Run | None = None
         self.nursery: trio.Nursery
@@ -54,19 +57,25 @@ class Runs:
         self._services = services
         self._env = env
         self._titles = titles
+        self._events = events
         self._conversation = Conversation(core)
 
     # --- what starts one ----------------------------------------------------------------------------------------------
 
-    def prompt(self, content: list[UserBlock], request: Request | None = None) -> Run:
+    def prompt(
+        self,
+        content: list[UserBlock],
+        request: Request | None = None,
+        approvals: ApprovalPolicy = WAITING,
+    ) -> Run:
         """Accept: from here on the prompt is kept. What can be checked is checked first (P-4): raises ``Refused``,
         ``ModelUnavailable``, ``UnsupportedInput`` and ``Declined``. No await, and no event before the reply is queued
         (D-2)."""
         self.require(Operation.PROMPT)
         message = self._message(content)
-        return self._begin(self._core.begin_run(message, request), message)
+        return self._begin(self._core.begin_run(message, request), approvals, message)
 
-    def resume(self) -> Run:
+    def resume(self, approvals: ApprovalPolicy = WAITING) -> Run:
         """Go on with the history as it is; where it ends with a whole answer, with a queue that is paused (Q-4). Raises
         what :meth:`prompt` raises."""
         self.require(Operation.RESUME)
@@ -78,7 +87,7 @@ class Runs:
         if anchor is not None:
             self._services.models.resolve(core.model)
             core.queue.lift()
-            return self._begin(core.begin_resume(anchor))
+            return self._begin(core.begin_resume(anchor), approvals)
         if not core.queue.items:
             end = "ends with a whole answer" if core.history.messages else "has no message yet"
             raise Declined("nothing_to_resume", f"the conversation {end}; send a prompt")
@@ -86,11 +95,19 @@ class Runs:
         core.queue.lift()
         return run
 
-    def add(self, content: list[UserBlock], *, steer: bool, request: Request | None) -> tuple[Item, Run | None]:
+    def add(
+        self,
+        content: list[UserBlock],
+        *,
+        steer: bool,
+        request: Request | None,
+        approvals: ApprovalPolicy = WAITING,
+    ) -> tuple[Item, Run | None]:
         """Queue an input. One that does not have to wait is a prompt, and is refused as one."""
         self.require_queue()
         core = self._core
-        item = new_item(content, steer=steer, now_ms=core.clock.now_ms(), request=request)
+        now_ms = core.clock.now_ms()
+        item = new_item(content, steer=steer, now_ms=now_ms, request=request, approvals=approvals)
         if core.queue.items or not self._may_start():
             core.user_message(content)  # what does not fit in one would never have its turn
             core.queue.add(item)
@@ -117,7 +134,7 @@ class Runs:
     def _start(self, item: Item) -> Run:
         """Raises what :meth:`_message` raises, and then it is where it was."""
         message = self._message(item.content)
-        return self._begin(self._core.begin_queued(message, item), message)
+        return self._begin(self._core.begin_queued(message, item), item.approvals, message)
 
     def require_queue(self) -> None:
         """Raise ``Refused`` when the queue may not be changed now."""
@@ -141,7 +158,8 @@ class Runs:
         require_supported(content, model.input, str(self._core.model))
         return self._core.user_message(content)
 
-    def _begin(self, state: RunState, message: UserMessage | None = None) -> Run:
+    def _begin(self, state: RunState, approvals: ApprovalPolicy, message: UserMessage | None = None) -> Run:
+        state.approvals = approvals
         self.current = run = Run(state)
         self.on_begin(run)
         if message is not None:
@@ -159,7 +177,9 @@ class Runs:
                     await saving.journal(run.state, core.history.lines[-1])
                 core.announce_run(run.state, message)
                 self._titles.announce()
-                error = await generate(run, core, self._conversation, saving, self._services, self._env, self._titles)
+                error = await generate(
+                    run, core, self._conversation, saving, self._services, self._env, self._titles, self._events
+                )
                 core.complete_run(run.state, error)
                 await saving.save()
                 core.settle_run(run.state)
@@ -175,6 +195,10 @@ class Runs:
         """Ask the run to end; answers it. What waits does not start by itself after that, not even where generation was
         over already: nobody who stops wants the next one to begin (Q-3)."""
         self._core.queue.pause("stopped")
-        if self.current:
-            self.current.stop()
+        self.interrupt()
         return self.current
+
+    def interrupt(self) -> None:
+        """Ask the run to end. What it asks is settled with it: an answer that comes now comes too late (A-4)."""
+        if self.current and self.current.stop():
+            self._core.approvals.cancel()

@@ -23,7 +23,7 @@ from .job import Job, Jobs
 from .opening import Opening, Wanted, chosen, directory_of, environment_for, wanted_places
 from .run import Run
 from .runs import nobody
-from .seat import Runtime, closed_again, conflict, copied, locked
+from .seat import Runtime, closed_again, conflict, copied, locked, permit
 from .services import Services
 from .session import Session
 from .storage import SessionMissing, StorageError
@@ -192,6 +192,9 @@ class Runtimes:
                 if asked.kind != "continue" or path == missing:
                     raise
             else:
+                if default:
+                    await self._require_only_default(session)
+                await permit(session, params.permission)
                 return await self._seat(session, default=default, mode=mode)
         # It was deleted since: there is another one to continue, or none.
         return await self._create(params, wanted, missing=path)
@@ -208,7 +211,7 @@ class Runtimes:
         return session
 
     async def _seat(self, session: Session, *, default: bool, mode: SessionKind) -> Runtime:
-        if default:
+        if default:  # also where it was looked at before: another session may have got there meanwhile
             await self._require_only_default(session)
         runtime = Runtime(session.events.runtime_id, session.events, session, default=default, mode=mode)
         self.by_id[runtime.id] = runtime
@@ -216,8 +219,7 @@ class Runtimes:
         return runtime
 
     def _own(self, runtime: Runtime, session: Session) -> None:
-        session.on_fault = partial(self._forget, runtime)
-        session.runs.on_begin = self._remember
+        session.on_fault, session.runs.on_begin = partial(self._forget, runtime), self._remember
 
     async def _require_only_default(self, session: Session) -> None:
         """A workspace has one default runtime; a session that would make a second one is closed again."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from loop_protocol.v1.methods import RuntimeRow
-from loop_protocol.v1.types import SessionKind
+from functools import partial
 
-from .core.guards import Declined
+from loop_protocol.v1.methods import RuntimeRow
+from loop_protocol.v1.types import Permission, SessionKind
+
+from .core.guards import Declined, Operation, Refused
 from .event_log import EventLog
 from .session import Session
+from .storage import StorageError
 
 
 class Runtime:
@@ -50,6 +53,7 @@ class Runtime:
             title=core.titles.current,
             default=self.default,
             queued=len(core.queue.items),
+            pending_approvals=len(core.approvals.pending),
         )
 
 
@@ -73,3 +77,17 @@ async def closed_again(session: Session) -> None:
     """It was opened, and no runtime may have it."""
     session.end(None)
     await session.ended.wait()
+
+
+async def permit(session: Session, permission: Permission | None) -> None:
+    """A saved session that is opened with a preset has it from then on: whoever asks for less must not get what it had.
+    Raises ``StorageError``; then it is closed again."""
+    if permission in (None, session.core.permission):
+        return
+    try:
+        await session.start(Operation.SET_PERMISSION, partial(session.saving.set, permission=permission)).wait()
+        return
+    except (StorageError, Refused) as error:
+        refusal: Exception = error
+    await closed_again(session)
+    raise refusal

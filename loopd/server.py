@@ -12,7 +12,6 @@ import logging
 import os
 import socket
 import stat
-import struct
 
 import trio
 
@@ -20,7 +19,7 @@ from loop_protocol import jsonrpc, paths
 from loop_protocol.v1.errors import RpcError
 
 from . import api
-from .connection import Connection
+from .connection import Connection, peer
 
 CONNECTIONS = 64
 BACKLOG = 128
@@ -122,9 +121,7 @@ def inherited(sock: socket.socket) -> Listener:
 
 def peer_uid(sock: socket.socket) -> int:
     """Whose process is at the other end."""
-    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    uid: int = struct.unpack("3i", raw)[1]
-    return uid
+    return peer(sock).uid
 
 
 def _take_lock(lock_path: str, path: str) -> int:

@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 import trio
 
 from .agent import Tool
+from .agent.protected import NOTHING, Protected
+from .agent.tools.sandbox import Sandbox
 from .config import Config
+from .core.approvals import Settled
 from .core.timings import Clock
 from .event_log import Pump
 from .models import Catalogue
@@ -19,7 +22,7 @@ from .watch import Watch
 
 @dataclass(slots=True, kw_only=True)
 class Services:
-    """``draining`` and the counters are all that changes here."""
+    """``draining``, the counters and what ``approvals`` remembers are all that changes here."""
 
     config: Config
     clock: Clock
@@ -31,11 +34,14 @@ class Services:
     rescue_roots: Sequence[str]
     environ: dict[str, str]
     umask: int = 0o022  # of tools whose caller did not say
+    protected: Protected = NOTHING  # what tools never get
+    sandbox: Sandbox | None = None  # that of the tools; where there is none, nobody asks for its status
     # A whole history is in memory while it is read: not all of 64 requests at once.
     reading: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(2))
     draining: bool = False
     counters: dict[str, int] = field(default_factory=dict)
     pump: Pump = field(default_factory=Pump)
+    approvals: Settled = field(default_factory=Settled)
     watch: Watch = field(init=False)
 
     def __post_init__(self) -> None:

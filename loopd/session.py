@@ -66,7 +66,8 @@ class Session:
         self.on_fault: Callable[[Session], None] = nobody
         self.saving = Saving(core, store, services)
         self.titles = TitleWorker(core, self.saving, services, title)
-        self.runs = Runs(core, self.saving, services, env, self.titles)
+        self.runs = Runs(core, self.saving, services, env, self.titles, events)
+        core.approvals.observe, core.approvals.settled = services.watch.approval, services.approvals
         self._services = services
         self._ending = trio.Event()
         self._farewell: str | None = "shutdown"
@@ -146,13 +147,13 @@ class Session:
 
     def interrupt(self) -> None:
         """Ask what goes on in it to end."""
-        if self.run:
-            self.run.stop()
+        self.runs.interrupt()
         self.titles.interrupt()
 
     @property
     def can_be_reopened(self) -> bool:
-        """Nothing would be lost if it were closed now; an id of a draft would be."""
+        """Nothing would be lost by closing it now, such as the id of a draft. What was allowed for the session is asked
+        again: who is away for so long may not remember it."""
         core = self.core
         idle = core.slot is None and not core.queue.items and not self.titles.busy
         return core.kind == "persistent" and idle and not self.saving.unsaved

@@ -63,6 +63,10 @@ class Watch:
         if state != (before if state.draining else replace(before, runs=state.runs)):
             self._say(state)
 
+    def approval(self, event: Event) -> None:
+        """A tool of any session waits for a person, or does not any more."""
+        self._say(event)
+
     def _say(self, event: Event) -> None:
         if self.log.cursors:
             self.log.publish("", event)

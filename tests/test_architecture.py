@@ -24,6 +24,7 @@ ORDER = (
     {"session", "restoring"},
     {"runs"},
     {"run"},
+    {"run_context"},
     {"title_worker"},
     {"saving", "job"},
     {"services", "concealment"},

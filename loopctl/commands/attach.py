@@ -12,7 +12,7 @@ from loop_protocol.v1.types import SessionState, TextBlock
 from ..exits import INTERRUPTED, OK
 from ..interrupts import Interrupts
 from ..reach import ANSWER, daemon
-from ..terminal import note, out_line
+from ..terminal import note, out_line, raw_option
 from ..view import View, title_of
 from ..waiting import QueueNews, described
 from ..whereabouts import option_of, require_open, session_option
@@ -23,6 +23,7 @@ from ..whereabouts import option_of, require_open, session_option
 @click.option("--runtime", metavar="ID", help="The runtime with this id.")
 @click.option("--since", type=click.IntRange(min=0), metavar="SEQ", help="Begin after this event, if it is remembered.")
 @click.option("--json", "json", is_flag=True, help="Print the events, one JSON object per line.")
+@raw_option
 @click.pass_context
 def attach(ctx: click.Context, session: str | None, runtime: str | None, since: int | None, json: bool) -> int:
     """Watch the session of this directory until Ctrl-C. What goes on there is not touched."""
@@ -49,6 +50,8 @@ def _show_state(view: View, state: SessionState, of: str) -> None:
     note(f"{where}: {state.live_count} messages, {state.model}, {state.permission}, {state.operation or 'idle'}")
     if waiting := described(state.queue, of):
         note(f"{waiting}; `loopctl queue{of}` shows what waits")
+    for request in state.approvals:
+        view.tell_request(request)
     if state.draft is not None:
         said = "".join(block.text for block in state.draft.content if isinstance(block, TextBlock))
         view.continue_message(state.draft.message_id, said)

@@ -17,8 +17,8 @@ from loop_protocol.v1.methods import DrainResult, ServerStatus
 from ..exits import OK, REFUSED, RUN_FAILED, UNREACHABLE, Failure
 from ..reach import ANSWER, socket_of, translated
 from ..reach import daemon as connected
-from ..terminal import note, out, out_line
-from .server import tell_dropped, tell_queued, tell_rescued, tell_unsaved
+from ..terminal import note, out, out_line, raw_option
+from .server import tell_asking, tell_dropped, tell_queued, tell_rescued, tell_unsaved
 
 # A daemon that was asked to exit has ended its runs within 10 s (D-4); some more for a loaded machine.
 EXIT_TIMEOUT = 20.0
@@ -89,6 +89,7 @@ def _stop(client: Client, *, rescue: bool) -> int:
     status: ServerStatus = client.call("server/status", timeout=ANSWER)
     if status.runs:
         note("a run goes on; it may end by itself for some seconds, then it is stopped")
+        tell_asking(client)
     queued = tell_queued(client)
     try:
         result: DrainResult | None = client.call("server/drain", {"exit": True, "rescue": rescue})
@@ -123,6 +124,7 @@ def _ended(pid: int) -> bool:
 @daemon.command(short_help="Show the log of a daemon that was started on demand.")
 @click.option("-n", "--lines", type=click.IntRange(min=0), default=50, metavar="N", help="The last N lines (50).")
 @click.option("-f", "--follow", is_flag=True, help="Go on with what is added, until Ctrl-C.")
+@raw_option
 def log(lines: int, follow: bool) -> int:
     """Show the log of a daemon that was started on demand."""
     path = paths.log_path(os.environ)

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import click
 
@@ -16,18 +17,19 @@ from loop_protocol.v1.errors import RpcError
 from loop_protocol.v1.methods import PromptResult, QueueResult
 
 from .. import keys
+from ..asking import Asking
 from ..exits import OK, REFUSED, Failure, refusal
-from ..given import content, model_option, run_options
+from ..given import PERMISSIONS, approving, content, model_option, run_options
 from ..interrupts import Interrupts
 from ..opening import Place, Way, Wish, enter
 from ..reach import ANSWER, daemon
 from ..running import Following, crash_told, followed, left_alone
 from ..terminal import note
 from ..turn import Turn
+from ..view import View
 from ..waiting import tell_if_paused_now
 from .recover import recovered_first
 
-PERMISSIONS = ["read-only", "workspace-write", "danger-full-access"]
 EFFORTS = ["low", "medium", "high"]
 
 
@@ -57,11 +59,16 @@ def prompt(
     json: bool,
     no_wait: bool,
     timeout: float | None,
+    approvals: str | None,
+    approval_timeout: float | None,
 ) -> int:
     """Send TEXT (- or nothing: what comes on stdin) and stream the answer.
 
     The prompt goes to the session that is open for this directory; where none is, a new one starts. Where that is busy,
     the prompt is refused, or with --queue waits: --timeout counts from now on, and Ctrl-C takes it back.
+
+    What the run may not do by itself is asked here: y, s or n and Enter. With --json or --no-wait nobody is asked here;
+    `loopctl approvals` answers from any terminal.
     """
     if ctx.args:
         raise click.UsageError("the text must be one argument: put it in quotes")
@@ -69,13 +76,15 @@ def prompt(
     if no_wait and (wish.way is Way.MEMORY or timeout is not None):
         raise click.UsageError("--no-wait goes neither with --no-session nor with --timeout")
     sent = content(text)
-    with daemon(ctx, start=True) as client, keys.missing_told(client):
+    policy = approving(approvals, approval_timeout, here=not json and not no_wait)
+    with daemon(ctx, start=True, approvals=policy.asks) as client, keys.missing_told(client):
         place = enter(client, wish)
         if recovered_first(client, place.state):
             place = enter(client, wish)
         of = f" --session {place.state.session_id}" if path else ""
         with _given_back(client, place, wish), crash_told(place.state), Interrupts() as interrupts:
-            accepted = _queued(client, place, sent) if queue else _accepted(client, place, sent)
+            request = _request(place, sent) | policy.params
+            accepted = _queued(client, request) if queue else _accepted(client, request)
             deadline = None if timeout is None else time.monotonic() + timeout
             _say_if_practising(client, place, wish)
             if no_wait:
@@ -83,7 +92,13 @@ def prompt(
                 if "itemId" in accepted:
                     tell_if_paused_now(client, place.state.session_id, of)
                 return OK
-            following = _followed_from(client, place, accepted, interrupts, deadline=deadline, of=of, json=json)
+            asking = Asking(client) if policy.asks else None
+            if item_id := accepted.get("itemId"):
+                turn = Turn(client, place.state.session_id, item_id, of, json, asking, policy.waits)
+                following = turn.awaited(interrupts, deadline=deadline)
+            else:
+                view = View(waits=policy.waits)
+                following = Following(client, place.state.session_id, accepted["runId"], json, view, asking)
             return followed(following, place.state, interrupts, deadline=deadline, of=of)
 
 
@@ -95,42 +110,26 @@ def _way(*, new: bool, latest: bool, memory: bool, path: str | None) -> Way:
     return chosen[0] if chosen else Way.CURRENT
 
 
-def _accepted(client: Client, place: Place, content: str) -> dict[str, str]:
+def _accepted(client: Client, request: dict[str, Any]) -> dict[str, str]:
     """The run, by its name on the wire; as :func:`_queued`."""
     try:
-        accepted: PromptResult = client.call("session/prompt", _request(place, content), timeout=ANSWER)
+        accepted: PromptResult = client.call("session/prompt", request, timeout=ANSWER)
     except RpcError as error:
-        if error.kind != "session_busy":
+        if error.kind not in ("session_busy", "approvals_pending"):
             raise
         refused = refusal(error.kind, error.message, error.data)
         raise Failure(f"{refused}\n`loopctl prompt --queue` waits for its turn.", REFUSED) from None
     return {"runId": accepted.run_id}
 
 
-def _queued(client: Client, place: Place, content: str) -> dict[str, str]:
+def _queued(client: Client, request: dict[str, Any]) -> dict[str, str]:
     """The item that waits, or the run where nothing was in its way."""
-    added: QueueResult = client.call("queue/add", _request(place, content), timeout=ANSWER)
+    added: QueueResult = client.call("queue/add", request, timeout=ANSWER)
     return {"itemId": added.item_id} if added.run_id is None else {"runId": added.run_id}
 
 
-def _request(place: Place, content: str) -> dict[str, str]:
+def _request(place: Place, content: str) -> dict[str, Any]:
     return {"sessionId": place.state.session_id, "content": content, "requestId": str(uuid.uuid4())}
-
-
-def _followed_from(
-    client: Client,
-    place: Place,
-    accepted: dict[str, str],
-    interrupts: Interrupts,
-    *,
-    deadline: float | None,
-    of: str,
-    json: bool,
-) -> Following:
-    session_id = place.state.session_id
-    if item_id := accepted.get("itemId"):
-        return Turn(client, session_id, item_id, of, json).awaited(interrupts, deadline=deadline)
-    return Following(client, session_id, accepted["runId"], json)
 
 
 @contextmanager

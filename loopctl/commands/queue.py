@@ -14,13 +14,13 @@ import msgspec
 from loop_protocol.client import Client
 from loop_protocol.v1.errors import RpcError
 from loop_protocol.v1.methods import QueueResult, RuntimeRow
-from loop_protocol.v1.types import QueuedItem, QueueState, SessionState
+from loop_protocol.v1.types import QueuedItem, SessionState
 
 from ..exits import OK, REFUSED, USAGE, Failure
-from ..given import content
+from ..given import approval_options, approving, content
 from ..reach import ANSWER, daemon
-from ..terminal import columns, document, note, table, told
-from ..waiting import described, label, tell_if_paused_now
+from ..terminal import columns, document, note, raw_option, table, told
+from ..waiting import described, label, tell_if_asking, tell_if_paused_now
 from ..whereabouts import option_of, require_open, session_option
 
 _HEADING = ["", "ID", "", "INPUT"]
@@ -37,7 +37,7 @@ def _options(command: Callable[..., int]) -> Any:
         return command(ctx, session=session, json=json, **rest)
 
     option = click.option("--json", "json", is_flag=True, help="Print the method's result.")
-    return session_option(option(click.pass_context(given)))
+    return session_option(option(raw_option(click.pass_context(given))))
 
 
 def _beginning(_ctx: click.Context, _argument: click.Parameter, value: str) -> str:
@@ -75,12 +75,21 @@ def list_(ctx: click.Context, session: str | None, json: bool) -> int:
 @queue.command(short_help="Queue TEXT.")
 @click.argument("text", required=False)
 @click.option("--steer", is_flag=True, help="Let it enter the run that goes on, and not wait for its end.")
+@approval_options
 @_options
-def add(ctx: click.Context, text: str | None, steer: bool, session: str | None, json: bool) -> int:
+def add(
+    ctx: click.Context,
+    text: str | None,
+    steer: bool,
+    approvals: str | None,
+    approval_timeout: float | None,
+    session: str | None,
+    json: bool,
+) -> int:
     """Queue TEXT (- or nothing: what comes on stdin). Prints its id, or that of the run that it started at once."""
     sent = content(text)
     with _queue_of(ctx, session) as queued:
-        raw = queued.ask("queue/add", content=sent, steer=steer)
+        raw = queued.ask("queue/add", content=sent, steer=steer, **approving(approvals, approval_timeout).params)
         added = msgspec.json.decode(raw, type=QueueResult)
         told(raw, f"itemId {added.item_id}" if added.run_id is None else f"runId {added.run_id}", json=json)
         if added.run_id is None:
@@ -141,16 +150,16 @@ class _Queue:
     row: RuntimeRow
     of: str
 
-    def state(self) -> QueueState:
+    def state(self) -> SessionState:
         state: SessionState = self.client.call("session/state", {"sessionId": self.row.session_id}, timeout=ANSWER)
-        return state.queue
+        return state
 
     def ask(self, method: str, **params: Any) -> bytes:
         return self.client.call_raw(method, {"sessionId": self.row.session_id, **params}, timeout=ANSWER)
 
     def find(self, id: str) -> QueuedItem | None:
         """The one that is meant. None: it does not wait, and the daemon knows why."""
-        meant = [item for item in self.state().items if item.item_id.startswith(id)]
+        meant = [item for item in self.state().queue.items if item.item_id.startswith(id)]
         if len(meant) > 1:
             raise Failure(f"several begin with {id}: {', '.join(item.item_id for item in meant)}", USAGE)
         return meant[0] if meant else None
@@ -170,18 +179,20 @@ def _id(item: QueuedItem | None, given: str) -> str:
 def _list(ctx: click.Context, session: str | None, *, json: bool) -> int:
     with _queue_of(ctx, session) as queued:
         state = queued.state()
+    waits = state.queue
     if json:
-        document(msgspec.json.encode(state))
+        document(msgspec.json.encode(waits))
         return OK
-    if state.paused:
-        note(str(described(state, queued.of)))
-    if state.items:
-        rows = [_row(position, item) for position, item in enumerate(state.items)]
+    if waits.paused:
+        note(str(described(waits, queued.of)))
+    if waits.items:
+        tell_if_asking(state)
+        rows = [_row(position, item) for position, item in enumerate(waits.items)]
         width = columns()
         if width is not None:
             taken = sum(max(len(row[column]) for row in [_HEADING, *rows]) for column in range(len(_HEADING) - 1))
             width = max(20, width - taken - _GAPS)
-        table([_HEADING, *([*row, label(item, width)] for row, item in zip(rows, state.items, strict=True))])
+        table([_HEADING, *([*row, label(item, width)] for row, item in zip(rows, waits.items, strict=True))])
     else:
         note("nothing waits")
     return OK

@@ -24,9 +24,10 @@ from loop_protocol.v1.types import (
     UserMessage,
 )
 
+from ..approvals import summary
 from ..exits import OK
 from ..reach import ANSWER, daemon
-from ..terminal import clock, document, facts, is_terminal, note, out, out_line
+from ..terminal import clock, document, facts, is_terminal, note, out, out_line, raw_option
 from ..view import arguments_line, marks_of, title_of
 from ..waiting import described
 from ..whereabouts import readable, session_option
@@ -36,6 +37,7 @@ from .recover import offered
 @click.command()
 @session_option
 @click.option("--json", "json", is_flag=True, help="Print the method's result.")
+@raw_option
 @click.pass_context
 def state(ctx: click.Context, session: str | None, json: bool) -> int:
     """Show the state of the session that is open for this directory, else of its latest saved one."""
@@ -54,6 +56,7 @@ def state(ctx: click.Context, session: str | None, json: bool) -> int:
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most N messages.")
 @click.option("--last", type=click.IntRange(min=1), metavar="N", help="The last N messages.")
 @click.option("--json", "json", is_flag=True, help="Print the method's result, its pages joined.")
+@raw_option
 @click.pass_context
 def messages(
     ctx: click.Context, session: str | None, start: int, limit: int | None, last: int | None, json: bool
@@ -123,6 +126,8 @@ def _show_state(state: SessionState, *, named: bool) -> None:
             ("runtime", state.runtime_id or "not open"),
             ("doing", state.operation or ("nothing" if state.runtime_id else None)),
             ("run", state.run and f"{state.run.run_id}, since {clock(state.run.started_at)}"),
+            ("allowed", "; ".join(state.grants) or None),
+            *(("waits for", f"an approval: {summary(one)}; `loopctl approvals show`") for one in state.approvals),
             ("queue", described(state.queue, f" --session {state.session_id}" if named else "")),
             ("last run", last and f"{last.outcome}{': ' + last.error.message if last.error else ''}"),
             ("not saved", unsaved if state.has_pending_save else None),

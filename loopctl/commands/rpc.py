@@ -11,13 +11,14 @@ from loop_protocol.v1.errors import RpcError
 
 from ..exits import OK, of_kind
 from ..reach import daemon
-from ..terminal import document, err
+from ..terminal import document, err, raw_option
 
 
 @click.command()
 @click.argument("method")
 @click.argument("params", required=False, metavar="[JSON]")
 @click.option("--json", is_flag=True, expose_value=False, help="Accepted for symmetry: the output is JSON anyway.")
+@raw_option
 @click.pass_context
 def rpc(ctx: click.Context, method: str, params: str | None) -> int:
     """Call METHOD with the parameters JSON (- for stdin) and print its result; an error goes to stderr as JSON."""

@@ -15,7 +15,7 @@ from ..given import discard_option
 from ..opening import Way, Wish, renew, tried
 from ..opening import switch as put
 from ..reach import ANSWER, daemon
-from ..terminal import document, is_terminal, note, out_line, table
+from ..terminal import document, is_terminal, note, out_line, raw_option, table
 from ..view import title_of
 from ..whereabouts import here
 
@@ -60,6 +60,7 @@ def _told(raw: bytes, *, json: bool) -> int:
 
 @click.command()
 @click.option("--json", "json", is_flag=True, help="Print the method's result.")
+@raw_option
 @click.pass_context
 def runtimes(ctx: click.Context, json: bool) -> int:
     """List what is open, and where: a runtime is the seat of one session."""
@@ -77,8 +78,14 @@ def runtimes(ctx: click.Context, json: bool) -> int:
 
 def _row(row: RuntimeRow) -> list[str]:
     """Not the default one of its directory: a prompt there does not go to it."""
-    facts = {row.kind: row.kind != "persistent", "running": row.running, "not saved": row.has_pending_save}
-    facts |= {f"{row.queued} queued": bool(row.queued), "beside": not row.default}
+    facts = {
+        row.kind: row.kind != "persistent",
+        "running": row.running,
+        f"{row.pending_approvals} to approve": bool(row.pending_approvals),
+        "not saved": row.has_pending_save,
+        f"{row.queued} queued": bool(row.queued),
+        "beside": not row.default,
+    }
     marks = [mark for mark, is_so in facts.items() if is_so]
     session = row.session_id if is_terminal(sys.stdout) else row.path or row.session_id  # a path is too long for one
     return [row.runtime_id, str(row.message_count), ", ".join(marks), row.cwd, session]

@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from loop_protocol.client import Client
-from loop_protocol.v1.methods import DrainResult, PendingSave, ServerStatus
+from loop_protocol.v1.methods import DrainResult, PendingSave, SandboxStatus, ServerStatus
 
 from ..exits import OK, REFUSED
 from ..reach import ANSWER, daemon
@@ -44,11 +44,27 @@ def _show(status: ServerStatus) -> None:
             ("runtimes", status.runtimes),
             ("sessions", status.sessions),
             ("runs", status.runs),
-            ("approvals", status.pending_approvals or None),
+            ("approvals", _waiting(status.pending_approvals)),
+            ("sandbox", status.sandbox and _sandbox(status.sandbox)),
             ("not saved", len(status.pending_saves) or None),
         ]
     )
     tell_unsaved(status.pending_saves)
+
+
+def _waiting(approvals: int) -> str | None:
+    return f"{approvals}; `loopctl approvals` shows them" if approvals else None
+
+
+def _sandbox(sandbox: SandboxStatus) -> str:
+    return "works" if sandbox.works else f"does not work, so each command asks: {sandbox.reason or 'unknown'}"
+
+
+def tell_asking(client: Client) -> None:
+    """Before runs are let finish: one that waits for a person does not do that by itself."""
+    if asking := sum(row.pending_approvals for row in runtimes(client)):
+        waits, them = ("1 request waits", "it") if asking == 1 else (f"{asking} requests wait", "them")
+        note(f"{waits} for approval; `loopctl approvals` shows and answers {them}")
 
 
 def tell_queued(client: Client) -> int:
@@ -107,6 +123,8 @@ def drain(ctx: click.Context, deadline: float | None, exits: bool, rescue: bool,
     if deadline is not None:
         request["deadlineMs"] = round(deadline * 1000)
     with daemon(ctx, start=False) as client:
+        if not cancel:
+            tell_asking(client)
         queued = tell_queued(client) if exits else 0
         raw = client.call_raw("server/drain", request)
     result = msgspec.json.decode(raw, type=DrainResult)

@@ -17,7 +17,7 @@ from loop_protocol.v1.types import SessionRow
 from ..exits import INTERRUPTED, OK
 from ..interrupts import Interrupts
 from ..reach import ANSWER, daemon
-from ..terminal import clock, document, is_terminal, note, out_line, shortened, table
+from ..terminal import clock, document, is_terminal, note, out_line, raw_option, shortened, table
 from ..view import arguments_line, marks_of, title_of
 from ..whereabouts import here
 
@@ -32,6 +32,7 @@ TITLE = 40
 @click.option(
     "--json", "json", is_flag=True, help="Print the method's result; with --watch a line, then one per change."
 )
+@raw_option
 @click.pass_context
 def sessions(
     ctx: click.Context, everywhere: bool, session_dir: str | None, limit: int | None, watch: bool, json: bool

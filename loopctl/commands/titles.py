@@ -10,7 +10,7 @@ from loop_protocol.v1.types import SessionState
 
 from ..exits import OK, RUN_FAILED
 from ..reach import ANSWER, daemon
-from ..terminal import document, note, out_line, told
+from ..terminal import document, note, out_line, raw_option, told
 from ..view import title_of
 from ..whereabouts import readable, require_open, session_option
 
@@ -22,6 +22,7 @@ from ..whereabouts import readable, require_open, session_option
 @click.option("--wait", "ask", flag_value="wait", help="Wait until none is being made any more.")
 @session_option
 @click.option("--json", "json", is_flag=True, help="Print the method's result.")
+@raw_option
 @click.pass_context
 def title(ctx: click.Context, text: str | None, ask: str | None, session: str | None, json: bool) -> int:
     """Show the title of the session that is open for this directory, else of its latest saved one; with TEXT, set it.

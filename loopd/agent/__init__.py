@@ -1,14 +1,14 @@
 """The ports: what an agent sees of its session, of a model and of a tool, and what these may answer.
 
-Nothing here does anything. ``loop.py`` drives these ports, ``models/`` and ``tools/`` implement them, ``session.py``
-implements :class:`RunContext`.
+Nothing here does anything. ``loop.py`` drives these ports, ``models/`` and ``tools/`` implement them, and
+``run_context.py`` implements :class:`RunContext`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -176,15 +176,32 @@ class ToolEnvironment:
     umask: int = 0o022
 
 
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Ask:
+    """What a call wants to do and may not by itself: the fields of ``ApprovalRequest`` that its tool knows."""
+
+    operation: Literal["command", "write", "edit"]
+    reason: str
+    sandbox: str
+    rules: Sequence[str] = ()
+    rules_refused: str | None = None
+    justification: str | None = None
+    path: str | None = None
+    diff: str | None = None
+    sha256_before: str | None = None
+
+
 @dataclass(slots=True, frozen=True)
 class ToolScope:
-    """What one call may use. ``output`` shows text while it runs; ``accepts`` is the kinds of input that the model
-    takes."""
+    """What one call may use. ``cwd`` is the workspace, links resolved. ``ask`` waits for a person, and answers None
+    where it was allowed, else what the model is told. ``output`` shows text while it runs; ``accepts`` is the kinds of
+    input that the model takes."""
 
     call_id: str
     cwd: str
     env: ToolEnvironment
     permission: Permission
+    ask: Callable[[Ask], Awaitable[str | None]]
     output: Callable[[str], None]
     accepts: frozenset[str] = frozenset({"text"})
 
@@ -212,6 +229,10 @@ class RunContext(Protocol):
     async def append(self, finished: Reply | ToolOutcome, call: ToolCallBlock | None = None) -> Message:
         """Make a finished message history: a model's reply, or the outcome of ``call``. It is journalled before anybody
         sees it, which takes bounded time and cannot be cancelled (S-26)."""
+
+    async def approve(self, call: ToolCallBlock, ask: Ask) -> str | None:
+        """Wait until a person allows what ``call`` wants to do, unless it was allowed for the session before. None: it
+        may happen, exactly as asked, once. Else what the model is told instead (A-2)."""
 
     async def take_inputs(self) -> bool:
         """Let what people want to steer the run with become history, at a moment when all calls have their results

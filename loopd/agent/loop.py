@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
 
@@ -19,6 +19,7 @@ import trio
 from loop_protocol.v1.types import ImageBlock, Permission, TextBlock, ToolCallBlock, UserBlock
 from loopd.agent import (
     MALFORMED_KEY,
+    Ask,
     Model,
     ModelError,
     ModelInput,
@@ -78,7 +79,10 @@ class Agent:
         def show(text: str) -> None:
             context.say(ToolOutput(call.id, _valid(text)))
 
-        scope = ToolScope(call.id, self.cwd, self.env, self.permission, show, self.model.input)
+        async def ask(wanted: Ask) -> str | None:
+            return await context.approve(call, _valid_ask(wanted))
+
+        scope = ToolScope(call.id, self.cwd, self.env, self.permission, ask, show, self.model.input)
         context.say(ToolStarted(call))
         outcome = _cut_off() if cut else await self._outcome(call, scope)
         context.say(ToolEnded(call.id, outcome.is_error))
@@ -139,6 +143,15 @@ def _failure(text: str) -> ToolOutcome:
 
 def _valid_block(block: UserBlock) -> UserBlock:
     return block if isinstance(block, ImageBlock) else TextBlock(_valid(block.text))
+
+
+def _valid_ask(ask: Ask) -> Ask:
+    texts: dict[str, Any] = {
+        one.name: _valid(value) for one in fields(ask) if isinstance(value := getattr(ask, one.name), str)
+    }
+    if any(_SURROGATE.search(rule) for rule in ask.rules):  # two names would be shown as the same
+        texts |= {"rules": (), "rules_refused": "its name cannot be shown"}
+    return replace(ask, **texts)
 
 
 def _valid(text: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from loop_protocol.v1.methods import METHODS
 
-from . import queue, runs, runtimes, server, sessions, titles
+from . import approvals, queue, runs, runtimes, server, sessions, titles
 from .call import IN_FLIGHT, Call, CancelRequest, Daemon
 from .errors import translate
 
@@ -21,7 +21,8 @@ __all__ = ["IN_FLIGHT", "TABLE", "Call", "CancelRequest", "Daemon", "translate"]
 def _function(name: str) -> Callable[[Call, Any], Any]:
     """``session/setModel`` is ``session_set_model``."""
     snake = "".join("_" + char.lower() if char.isupper() else char for char in name.replace("/", "_"))
-    module = next(module for module in (server, runtimes, sessions, runs, queue, titles) if hasattr(module, snake))
+    modules = (server, runtimes, sessions, runs, queue, titles, approvals)
+    module = next(module for module in modules if hasattr(module, snake))
     function: Callable[[Call, Any], Any] = getattr(module, snake)
     return function
 

@@ -22,8 +22,10 @@ class Client(Protocol):
     """The connection that asks."""
 
     outbox: Outbox
+    can_approve: bool
+    name: str
 
-    def accept_handshake(self, *, can_approve: bool) -> None: ...
+    def accept_handshake(self, name: str | None, *, can_approve: bool) -> None: ...
 
 
 class Daemon(Protocol):

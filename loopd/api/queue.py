@@ -12,7 +12,7 @@ from ..core.guards import Declined
 from ..core.queue import Item, Queue
 from ..core.state import SessionCore
 from .call import Call
-from .runs import known_run, request_of
+from .runs import known_run, policy_of, request_of
 
 
 def queue_add(call: Call, params: m.QueueAddParams) -> m.QueueResult:
@@ -25,7 +25,7 @@ def queue_add(call: Call, params: m.QueueAddParams) -> m.QueueResult:
             raise Declined("conflict", "this requestId was used for another input", itemId=item.id)
         return _result(item)
     content = inputs.blocks(params.content)
-    item, run = session.runs.add(content, steer=params.steer, request=request)
+    item, run = session.runs.add(content, steer=params.steer, request=request, approvals=policy_of(params))
     return _result(item, run.state.id if run else None)
 
 

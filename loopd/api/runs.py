@@ -11,6 +11,7 @@ from loop_protocol.v1.types import RunResult
 from ..core import inputs
 from ..core.guards import Declined
 from ..core.history import Request
+from ..core.runs import ApprovalPolicy
 from ..run import Run
 from ..session import Session
 from .call import Call
@@ -36,13 +37,17 @@ def _accepted(call: Call, session: Session, params: m.PromptParams) -> tuple[str
         return run_id, _run(call, run_id)
     if request and (item := session.core.queue.requested(request.request_id)):
         raise Declined("conflict", "this requestId was used for an input that waits in the queue", itemId=item.id)
-    run = session.runs.prompt(inputs.blocks(params.content), request)
+    run = session.runs.prompt(inputs.blocks(params.content), request, policy_of(params))
     return run.state.id, run
 
 
 def request_of(params: m.PromptParams | m.QueueAddParams) -> Request | None:
     """What a repeat of it is known by."""
     return Request(params.request_id, inputs.digest(params.content)) if params.request_id else None
+
+
+def policy_of(params: m.ApprovingParams) -> ApprovalPolicy:
+    return ApprovalPolicy(params.approvals, params.approval_timeout_ms)
 
 
 def known_run(session: Session, request: Request | None) -> str | None:
@@ -93,8 +98,8 @@ def session_stop(call: Call, params: m.StopParams) -> m.StopResult | Callable[[]
     return stopped
 
 
-def session_resume(call: Call, params: m.SessionParams) -> m.ResumeResult:
-    return m.ResumeResult(call.runtimes.session(params.session_id).runs.resume().state.id)
+def session_resume(call: Call, params: m.ResumeParams) -> m.ResumeResult:
+    return m.ResumeResult(call.runtimes.session(params.session_id).runs.resume(policy_of(params)).state.id)
 
 
 def session_abort(call: Call, params: m.SessionParams) -> m.StopResult | Callable[[], Awaitable[m.StopResult]]:

@@ -105,7 +105,8 @@ def runtime_attach(call: Call, params: m.AttachParams) -> m.AttachResult:
     replayed = params.since is not None and params.since + 1 >= log.first
     position = params.since if replayed and params.since is not None else log.head
     outbox = call.client.outbox
-    outbox.subscribe(log.subscribe(position=position, follow=params.follow, notify=outbox.push))
+    can = call.client.can_approve
+    outbox.subscribe(log.subscribe(position=position, follow=params.follow, notify=outbox.push, can_approve=can))
     return m.AttachResult(seq=position, state=None if replayed else state, replayed=replayed)
 
 

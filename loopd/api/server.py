@@ -18,7 +18,8 @@ def initialize(call: Call, params: m.InitializeParams) -> m.InitializeResult:
     common = set(params.versions) & set(PROTOCOL_VERSIONS)
     if not common:
         raise RpcError("unsupported_version", "no common protocol version", supported=list(PROTOCOL_VERSIONS))
-    call.client.accept_handshake(can_approve=bool(params.capabilities and params.capabilities.approvals))
+    name = params.client.name if params.client else None
+    call.client.accept_handshake(name, can_approve=bool(params.capabilities and params.capabilities.approvals))
     return m.InitializeResult(
         version=max(common),
         server=m.ServerInfo("loopd", __version__),
@@ -48,12 +49,13 @@ def server_status(call: Call, _: m.NoParams) -> m.ServerStatus:
         runtimes=len(runtimes),
         sessions=len(runtimes),
         runs=sum(runtime.session.core.run is not None for runtime in runtimes),
-        pending_approvals=0,
+        pending_approvals=sum(len(runtime.session.core.approvals.pending) for runtime in runtimes),
         pending_saves=daemon.pending_saves(),
         connections=daemon.connections,
         socket=daemon.socket_path,
         data_dir=daemon.services.data_dir,
         counters=dict(daemon.services.counters),
+        sandbox=daemon.services.sandbox.status if daemon.services.sandbox else None,
     )
 
 

@@ -16,7 +16,7 @@ from loop_protocol import paths
 # The name of a command is that of its module; what --help says stands here, so that --help needs none of them.
 COMMANDS = {
     "rescue": "List and put back what could not be saved when a daemon ended.",
-    "doctor": "Check sessions, settings and directories; changes nothing.",
+    "doctor": "Check sessions, settings, directories and sandbox; changes nothing.",
 }
 # Which of the shared options a command has, for those that are given before its name.
 _TAKES: dict[str, tuple[str, ...]] = {

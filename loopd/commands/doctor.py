@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 import sys
@@ -9,8 +10,12 @@ from collections.abc import Iterator
 
 import click
 import msgspec
+import trio
 
 from loop_protocol import paths
+from loop_protocol.v1.methods import SandboxStatus
+from loopd.agent.tools.process import become_subreaper
+from loopd.agent.tools.sandbox import Sandbox
 from loopd.config import ConfigError, load
 from loopd.storage.checkup import Checkup, Finding
 from loopd.storage.document import META
@@ -24,6 +29,7 @@ from . import rescue_dir as rescue_dir_option
 from . import socket as socket_option
 
 FAULTS = 1
+ADVICE = "commands of restricted presets ask each time, until it works and `loopctl daemon restart` was run"
 
 
 @click.command()
@@ -41,14 +47,16 @@ def doctor(
     socket: str | None,
     json: bool,
 ) -> None:
-    """Check everything on disk, or only the session at PATH (its meta.json, or the directory of that).
+    """Check everything on disk and whether the sandbox works, or only the session at PATH (its meta.json, or the
+    directory of that).
 
     Nothing is changed or locked, whether a daemon runs or not. Ends with 1 if there are faults, else with 0.
     """
     data = data_directory(data_dir)
     roots = rescue_roots(data, os.environ, os.path.abspath(rescue_dir) if rescue_dir else None)
     checkup = Checkup(FileSystem(), data, roots, os.geteuid())
-    findings = _of_one(checkup, path) if path else _of_all(checkup, config, socket)
+    sandbox = None if path else _sandbox()
+    findings = _of_one(checkup, path) if path else _of_all(checkup, config, socket, sandbox)
     seen: list[Finding] = []
     for finding in map(_printable, findings):
         seen.append(finding)
@@ -63,7 +71,10 @@ def doctor(
         "faults": faults,
         "notes": len(seen) - faults,
     }
-    click.echo(msgspec.json.encode({"findings": seen, "summary": counts}) if json else _summary(counts))
+    if json:
+        click.echo(msgspec.json.encode({"findings": seen, "summary": counts, "sandbox": sandbox}))
+    else:
+        click.echo(_summary(counts) + ("; the sandbox works" if sandbox and sandbox.works else ""))
     sys.exit(FAULTS if faults else 0)
 
 
@@ -82,10 +93,21 @@ def _of_one(checkup: Checkup, path: str) -> Iterator[Finding]:
     yield from checkup.session(directory, derived=directory.startswith(usual))
 
 
-def _of_all(checkup: Checkup, config: str | None, socket: str | None) -> Iterator[Finding]:
+def _of_all(
+    checkup: Checkup, config: str | None, socket: str | None, sandbox: SandboxStatus | None
+) -> Iterator[Finding]:
     yield from _of_settings(config)
     yield from _of_socket(socket)
+    if sandbox is not None and sandbox.reason is not None:
+        yield Finding("note", "sandbox", sandbox.reason, ADVICE)
     yield from checkup.everything()
+
+
+def _sandbox() -> SandboxStatus:
+    """Tried here and now, as the daemon tries it when it starts."""
+    logging.getLogger("loopd").addHandler(logging.NullHandler())  # what the daemon logs of it is a finding here
+    become_subreaper()
+    return trio.run(Sandbox().tried)
 
 
 def _of_settings(config: str | None) -> Iterator[Finding]:

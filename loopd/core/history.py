@@ -67,6 +67,14 @@ class TimingRecord(Struct, frozen=True, tag_field="type", tag="timing"):
     timing: PromptTiming
 
 
+class InstructionsRecord(Struct, frozen=True, tag_field="type", tag="instructions"):
+    """The sections of the system prompt that a run began with, as far as they were others than before (S-19); one
+    without text is gone. ``messages``: how many the conversation had then."""
+
+    messages: int
+    sections: dict[str, str]
+
+
 class _Kind(Struct):
     role: str | None = None
     type: str | None = None
@@ -76,10 +84,11 @@ _kind = msgspec.json.Decoder(_Kind)
 _message: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 _run = msgspec.json.Decoder(RunRecord)
 _timing = msgspec.json.Decoder(TimingRecord)
+_instructions = msgspec.json.Decoder(InstructionsRecord)
 _encoder = msgspec.json.Encoder()
 
 
-def encode(record: Message | RunRecord) -> bytes:
+def encode(record: Message | RunRecord | InstructionsRecord) -> bytes:
     """One line, newline included. A lone surrogate must have become U+FFFD where the text entered."""
     return _encoder.encode(record) + b"\n"
 
@@ -92,13 +101,14 @@ def decode_message(line: bytes) -> Message:
 class History:
     """``lines`` only ever grows. ``places[i]`` is the line number of message ``i``. ``fallback`` is the title that the
     first eligible message gave (T-2), ``texts`` are all eligible ones. ``requests`` are runs and digests by the ids of
-    requests."""
+    requests. ``sections`` is the system prompt of the last run."""
 
     lines: list[bytes] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
     timings: list[PromptTiming] = field(default_factory=list)
     requests: dict[str, tuple[str, str | None]] = field(default_factory=dict)
     runs: dict[str, RunRecord] = field(default_factory=dict)
+    sections: dict[str, str] = field(default_factory=dict)
     usage: Usage = field(default_factory=lambda: Usage(0, 0))
     user_messages: int = 0
     last_user: int | None = None
@@ -122,6 +132,8 @@ class History:
                 self._fold_run(_run.decode(line))
             elif kind.type == "timing":
                 self._fold_timing(_timing.decode(line).timing)
+            elif kind.type == "instructions":
+                self._fold_instructions(_instructions.decode(line))
             elif kind.type is None:
                 raise Malformed("a record has neither role nor type")
             # Any other type is a newer writer's record that minReader lets us skip; it stays in place (S-27).
@@ -143,6 +155,16 @@ class History:
         line = encode(record)
         self._fold_run(record)
         self.lines.append(line)
+
+    def checkpoint(self, sections: dict[str, str]) -> None:
+        """A run begins with this system prompt: keep what changed of it, beside the messages (S-19)."""
+        changed = {name: text for name, text in sections.items() if self.sections.get(name) != text}
+        changed |= {name: "" for name in self.sections if name not in sections}
+        if changed:
+            record = InstructionsRecord(self.messages, changed)
+            line = encode(record)
+            self._fold_instructions(record)
+            self.lines.append(line)
 
     def line(self, index: int) -> bytes:
         """Message ``index`` as it is stored, without the newline, which would end a frame."""
@@ -198,6 +220,15 @@ class History:
     def _fold_timing(self, timing: PromptTiming) -> None:
         self.require_range(timing)
         self.timings.append(timing)
+
+    def _fold_instructions(self, record: InstructionsRecord) -> None:
+        if not 0 <= record.messages <= self.messages:
+            raise Malformed(f"instructions of {record.messages} messages where there are {self.messages}")
+        for name, text in record.sections.items():
+            if text:
+                self.sections[name] = text
+            else:
+                self.sections.pop(name, None)
 
     def _fold_run(self, record: RunRecord) -> None:
         self._fold_timing(record.timing)

@@ -25,8 +25,9 @@ from loop_protocol.v1.types import (
 
 from .history import LINE, encode
 
-INTERRUPTED = "Interrupted: the person stopped the run while this tool was at work. What it had done stays done."
+INTERRUPTED = "Interrupted: the person stopped the run before this call was done. What it had done stays done."
 NOT_STARTED = "Not run: the run ended before this call started."
+NOT_ALLOWED = "Not run: the run ended before a person had allowed this call."
 CRASHED = (
     "Interrupted: the daemon ended in the middle of the run. Whether this call was started, and how far it came, "
     "is not known: look before you repeat it."
@@ -60,10 +61,12 @@ class Streaming:
 
 @dataclass(slots=True)
 class RunningOutput:
-    """A tool call under way, with the tail of what it printed."""
+    """A tool call under way, with the tail of what it printed. ``allowed``: it does not wait for a
+    person who would have to allow it."""
 
     call: ToolCallBlock
     tail: str = ""
+    allowed: bool = True
 
     def add(self, text: str) -> None:
         self.tail = (self.tail + text)[-OUTPUT_TAIL:]

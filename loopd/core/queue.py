@@ -6,6 +6,7 @@ steers.
 
 from __future__ import annotations
 
+import dataclasses
 import uuid
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from loop_protocol.v1.types import ErrorInfo, ImageBlock, Pause, QueuedItem, Que
 from .announce import Announce
 from .guards import Declined
 from .history import Request
+from .runs import WAITING, ApprovalPolicy
 
 ITEMS = 256
 # Each change tells all of the text to every client, and it stays in memory with the images.
@@ -33,23 +35,31 @@ _STRONGER: tuple[Pause, ...] = ("draining", "save_failed", "error", "stopped")
 
 @dataclass(slots=True, frozen=True)
 class Item:
-    """``shown`` is what clients see of it; ``content`` has the images too."""
+    """``shown`` is what clients see; ``content`` has the images too, ``approvals`` is for a run that it starts."""
 
     shown: QueuedItem
     content: list[UserBlock]
     request: Request | None = None
+    approvals: ApprovalPolicy = WAITING
 
     @property
     def id(self) -> str:
         return self.shown.item_id
 
 
-def new_item(content: list[UserBlock], *, steer: bool, now_ms: int, request: Request | None = None) -> Item:
+def new_item(
+    content: list[UserBlock],
+    *,
+    steer: bool,
+    now_ms: int,
+    request: Request | None = None,
+    approvals: ApprovalPolicy = WAITING,
+) -> Item:
     """Its id is short, since people type it, and random, so that one of another daemon's life names nothing."""
     shown = QueuedItem(
         item_id=uuid.uuid4().hex[:8], revision=1, content=_by_size(content), steer=steer, created_at=now_ms
     )
-    return Item(shown, content, request)
+    return Item(shown, content, request, approvals)
 
 
 @dataclass(slots=True)
@@ -110,7 +120,7 @@ class Queue:
         if content is item.content and steer == item.shown.steer:
             return item
         shown = replace(item.shown, revision=now + 1, content=_by_size(content), steer=steer)
-        edited = Item(shown, content, item.request)
+        edited = dataclasses.replace(item, shown=shown, content=content)
         self._require_room([*self.items[:place], edited, *self.items[place + 1 :]])
         self.items[place] = edited
         if self.refused and self.refused[0] == item_id and content is not item.content:
@@ -222,7 +232,7 @@ class Queue:
 
 
 def _ordinary(item: Item) -> Item:
-    return Item(replace(item.shown, steer=False), item.content, item.request)
+    return dataclasses.replace(item, shown=replace(item.shown, steer=False))
 
 
 def _by_size(content: Sequence[UserBlock]) -> list[UserBlock]:

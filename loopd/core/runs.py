@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from loop_protocol.v1.types import RunResult
 
 from .guards import Operation
 from .history import Request
 from .timings import Stopwatch
+
+
+@dataclass(slots=True, frozen=True)
+class ApprovalPolicy:
+    """What becomes of a run's requests for approval: ``reject`` settles them at once while nobody is there who could
+    answer (A-6); each waits for ``timeout_ms`` at most."""
+
+    mode: Literal["wait", "reject"] = "wait"
+    timeout_ms: int | None = None
+
+
+WAITING = ApprovalPolicy()
 
 
 @dataclass(slots=True)
@@ -26,6 +39,7 @@ class RunState:
     watch: Stopwatch
     request: Request | None = None
     item_id: str | None = None
+    approvals: ApprovalPolicy = WAITING
     steered: list[Request] = field(default_factory=list)
     generating: bool = True
     stop_requested: bool = False

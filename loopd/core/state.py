@@ -30,6 +30,7 @@ from loop_protocol.v1.types import (
 )
 
 from .announce import Announce
+from .approvals import Approvals
 from .guards import Condition, Declined, Operation, check
 from .history import LINE, History, Request, RunRecord, encode
 from .inputs import largest
@@ -70,10 +71,12 @@ class SessionCore:
     recoverable: Recoverable | None = None
     transcript: Transcript = field(init=False)
     queue: Queue = field(init=False)
+    approvals: Approvals = field(init=False)
     titles: Titles = field(init=False)
 
     def __post_init__(self) -> None:
         self.queue = Queue(self.announce)
+        self.approvals = Approvals(self.announce)
         self.titles = Titles(self.history, self.announce)
         self.transcript = Transcript(self.history, self.announce, self.clock)
 
@@ -83,6 +86,8 @@ class SessionCore:
         now = Condition(0)
         if self.closed:
             now |= Condition.CLOSED
+        if self.approvals.pending:
+            now |= Condition.APPROVING
         if self.slot is Operation.REPLACE:
             now |= Condition.REPLACING
         if self.slot is not None or self.disposing:
@@ -168,6 +173,7 @@ class SessionCore:
     def complete_run(self, run: RunState, error: ErrorInfo | None) -> None:
         """Generation has ended: keep what was visible, answer open calls, finish the timing. No await in it."""
         run.generating = False
+        self.approvals.cancel()
         outcome: Outcome = "cancelled" if run.stop_requested else "error" if error else "success"
         self.transcript.keep_partial_text(outcome, error, model=self.model)
         self.transcript.answer_open_calls()
@@ -194,6 +200,7 @@ class SessionCore:
     def abandon_run(self, run: RunState) -> None:
         """Settle a run that a fault kept from it (I-2); what is kept of it must be paired all the same (I-8)."""
         run.generating = False
+        self.approvals.cancel()
         self.transcript.answer_open_calls()
         error = ErrorInfo("internal", "a fault in the daemon ended the run; its log has the details")
         outcome: Outcome = "cancelled" if run.stop_requested else "error"
@@ -264,6 +271,8 @@ class SessionCore:
     def apply(self, *, updated_at: int, model: ModelRef | None = None, permission: Permission | None = None) -> None:
         """A setting that was just saved becomes true; freeing the slot announces it."""
         self.updated_at = updated_at
+        if permission not in (None, self.permission):
+            self.approvals.grants.clear()  # they were given in another preset (A-5)
         self.model = model or self.model
         self.permission = permission or self.permission
 

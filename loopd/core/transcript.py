@@ -27,7 +27,7 @@ from loop_protocol.v1.types import (
 
 from .announce import Announce
 from .history import History
-from .messages import INTERRUPTED, NOT_STARTED, RunningOutput, Streaming, as_shown, fitting
+from .messages import INTERRUPTED, NOT_ALLOWED, NOT_STARTED, RunningOutput, Streaming, as_shown, fitting
 from .timings import Clock
 
 
@@ -172,6 +172,6 @@ class Transcript:
         for call in tuple(self.open_calls):
             text = otherwise
             if call.id in self.tools:
-                text = INTERRUPTED
+                text = INTERRUPTED if self.tools[call.id].allowed else NOT_ALLOWED
                 self.complete_tool(call.id, is_error=True)
             self.append_result(self.result(call, [TextBlock(text)], is_error=True))

@@ -1,8 +1,10 @@
 """``practice/echo``: a model without network or account, whose every answer can be foretold.
 
 It goes by the last user message: it echoes the text; ``stream N`` gives N words at once, ``slow`` gives 50 words in ten
-seconds, ``shell: COMMAND`` and ``read PATH`` call the tool and then give its text, ``fail`` fails. A conversation is
-named after the first words of its last text; ``slow`` and ``fail`` do there what they do elsewhere.
+seconds, ``fail`` fails. ``shell: COMMAND``, ``read PATH``, ``write PATH: TEXT`` and ``edit PATH: OLD => NEW`` call the
+tool and then give its text; ``escalate: COMMAND`` is ``shell:`` that asks for all rights. A path may have spaces, but
+no colon where a text follows it. A conversation is named after the first words of its last text; ``slow`` and ``fail``
+do there what they do elsewhere.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 import trio
@@ -40,7 +43,11 @@ TITLE_WORDS = 5
 _encode = msgspec.json.Encoder().encode
 _STREAM = re.compile(r"stream ([0-9]{1,12})")
 _SHELL = re.compile(r"shell:\s*(\S.*)", re.DOTALL)
+_ESCALATE = re.compile(r"escalate:\s*(\S.*)", re.DOTALL)
 _READ = re.compile(r"read (\S.*)")
+# The text begins after one blank or line break, and is taken as it is from there on.
+_WRITE = re.compile(r"write (\S[^:\n]*):[ \n]?(.+)", re.DOTALL)
+_EDIT = re.compile(r"edit (\S[^:\n]*):[ \n]?(.+?) =>(?:[ \n](.*))?", re.DOTALL)
 _WORD = re.compile(r"\s*\S+\s*|\s+")
 
 Say = Callable[[Delta], None]
@@ -107,10 +114,17 @@ async def _obey(user: UserMessage, say: Say) -> AssistantBlock:
 
 def _call(asked: str, index: int) -> ToolCallBlock | None:
     # One call per user message, so its index makes the id unique in the conversation, and the same each time.
+    call = partial(ToolCallBlock, f"practice_{index}")
     if found := _SHELL.fullmatch(asked):
-        return ToolCallBlock(f"practice_{index}", "bash", {"command": found[1]})
+        return call("bash", {"command": found[1]})
+    if found := _ESCALATE.fullmatch(asked):
+        return call("bash", {"command": found[1], "escalate": True, "justification": "practice/echo was asked to"})
     if found := _READ.fullmatch(asked):
-        return ToolCallBlock(f"practice_{index}", "read", {"path": found[1]})
+        return call("read", {"path": found[1]})
+    if found := _WRITE.fullmatch(asked):
+        return call("write", {"path": found[1].rstrip(), "content": found[2]})
+    if found := _EDIT.fullmatch(asked):
+        return call("edit", {"path": found[1].rstrip(), "oldText": found[2], "newText": found[3] or ""})
     return None
 
 

@@ -63,8 +63,16 @@ class Client:
         self.hello: InitializeResult | None = None
 
     @classmethod
-    def connect(cls, path: str | None = None, *, timeout: float | None = None, name: str = "loop_protocol") -> Self:
-        """Connect and say hello. Without ``path``: where this user's daemon is found by the environment.
+    def connect(
+        cls,
+        path: str | None = None,
+        *,
+        timeout: float | None = None,
+        name: str = "loop_protocol",
+        approvals: bool = False,
+    ) -> Self:
+        """Connect and say hello. Without ``path``: where this user's daemon is found by the environment. ``approvals``:
+        somebody is there who can be asked for approval, wherever this client attaches (A-6).
 
         Raises :class:`Unreachable`, and :class:`RpcError` when the versions do not fit.
         """
@@ -72,7 +80,9 @@ class Client:
         deadline = time.monotonic() + (CONNECT_TIMEOUT if timeout is None else timeout)
         client = cls(_open(path, deadline))
         try:
-            hello = {"versions": list(PROTOCOL_VERSIONS), "client": {"name": name}}
+            hello: dict[str, Any] = {"versions": list(PROTOCOL_VERSIONS), "client": {"name": name}}
+            if approvals:
+                hello["capabilities"] = {"approvals": True}
             client.hello = client.call("initialize", hello, timeout=max(0.0, deadline - time.monotonic()))
         except (TimeoutError, LostConnection) as error:
             client.close()

@@ -16,6 +16,8 @@ from msgspec import Raw, Struct, UnsetType
 from msgspec.structs import replace
 
 from .v1.events import (
+    ApprovalRequested,
+    ApprovalResolved,
     EventParams,
     EventsLost,
     MessageEnd,
@@ -79,10 +81,15 @@ def fold(state: SessionState, params: EventParams) -> SessionState:
             return replace(state, tools=[_printed(tool, event) for tool in state.tools])
         case ToolExecutionEnd():
             return replace(state, tools=[tool for tool in state.tools if tool.tool_call_id != event.tool_call_id])
+        case ApprovalRequested():
+            return replace(state, approvals=[*state.approvals, event.request])
+        case ApprovalResolved():
+            return _resolved(state, event)
         case QueueChanged():
             return replace(state, queue=QueueState(event.items, event.paused, event.error))
         case SessionChanged():
-            return replace(state, **_fields(event))
+            grants = state.grants if event.permission == state.permission else []
+            return replace(state, grants=grants, **_fields(event))
         case SessionTitle():
             return _titled(state, event)
         case SessionSaved():
@@ -122,6 +129,13 @@ def _timed(state: SessionState, timing: PromptTiming) -> SessionState:
     over = timing.finished_at is not None or timing.message_end_index is not None
     timings = [*state.timings, timing] if over else state.timings
     return replace(state, run=run, timings=timings)
+
+
+def _resolved(state: SessionState, event: ApprovalResolved) -> SessionState:
+    left = [one for one in state.approvals if one.approval_id != event.approval_id]
+    rules = [rule for one in state.approvals if one not in left for rule in one.rules]
+    new = rules if event.outcome == "allowed-session" else []
+    return replace(state, approvals=left, grants=list(dict.fromkeys([*state.grants, *new])))
 
 
 def _titled(state: SessionState, event: SessionTitle) -> SessionState:

@@ -217,28 +217,28 @@ class Client(JsonRpcConnection):  # type: ignore[misc]
 
 
 @asynccontextmanager
-async def open_client(path: str | None = None, *, name: str = "loop_protocol") -> AsyncIterator[Client]:
-    """Connect and say hello. Without ``path``: where this user's daemon is found by the environment.
-
-    Raises OSError when nobody listens, :class:`RpcError` when the versions do not fit.
-    """
+async def open_client(
+    path: str | None = None, *, name: str = "loop_protocol", approvals: bool = False
+) -> AsyncIterator[Client]:
+    """Connect and say hello; without ``path`` to this user's daemon. ``approvals``: a person is here whom tools ask.
+    Raises OSError when nobody listens, :class:`RpcError` when the versions do not fit."""
     async with await trio.open_unix_socket(path or paths.socket_path(os.environ)) as stream, _nursery() as nursery:
         transport = SocketTransport(stream)
         client = Client(transport)
         nursery.start_soon(client._background_task)
         nursery.start_soon(transport.write)
         try:
-            await _say_hello(client, name)
+            await _say_hello(client, name, approvals=approvals)
             yield client
         finally:
             with trio.move_on_after(FLUSH_S, shield=True):
                 await transport.flush()
 
 
-async def _say_hello(client: Client, name: str) -> None:
+async def _say_hello(client: Client, name: str, *, approvals: bool) -> Any:
+    hello = {"versions": list(PROTOCOL_VERSIONS), "client": {"name": name}, "capabilities": {"approvals": approvals}}
     with trio.move_on_after(HELLO_S):
-        await client.call("initialize", {"versions": list(PROTOCOL_VERSIONS), "client": {"name": name}})
-        return
+        return await client.call("initialize", hello)
     raise LostConnection("the daemon does not answer")
 
 
@@ -262,7 +262,7 @@ async def _nursery() -> AsyncIterator[trio.Nursery]:
 
 @asynccontextmanager
 async def follow(
-    runtime_id: str, *, path: str | None = None, since: int | None = None
+    runtime_id: str, *, path: str | None = None, since: int | None = None, approvals: bool = False
 ) -> AsyncIterator[trio.MemoryReceiveChannel[AttachResult | EventParams]]:
     """A runtime's events over a connection of their own, which is made again when it is lost.
 
@@ -272,11 +272,11 @@ async def follow(
 
     A snapshot comes first (not with ``since``) and again wherever events were lost; the events after it come once each.
     The block ends with :class:`RpcError` when the daemon does not know the runtime (any more: ids end with the daemon),
-    and with OSError or :class:`LostConnection` when no daemon was reached for ``PATIENCE_S``.
+    and with OSError or :class:`LostConnection` when no daemon was reached for ``PATIENCE_S``. ``approvals``: see above.
     """
     give, items = trio.open_memory_channel[AttachResult | EventParams](0)
     async with _nursery() as nursery:
-        nursery.start_soon(_Follower(runtime_id, path, since, give).stay_attached)
+        nursery.start_soon(_Follower(runtime_id, path, since, approvals, give).stay_attached)
         yield items
 
 
@@ -285,13 +285,14 @@ class _Follower:
     runtime_id: str
     path: str | None
     seq: int | None
+    approvals: bool
     give: trio.MemorySendChannel[AttachResult | EventParams]
 
     async def stay_attached(self) -> None:
         alone_since = trio.current_time()
         while True:
             try:
-                async with open_client(self.path) as client:
+                async with open_client(self.path, approvals=self.approvals) as client:
                     try:
                         while True:
                             await self._pass_on(client)

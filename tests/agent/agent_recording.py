@@ -13,7 +13,7 @@ from loop_protocol.v1.types import (
     ToolResultMessage,
     UserMessage,
 )
-from loopd.agent import Reply, Said, Tool, ToolOutcome, ToolScope
+from loopd.agent import Ask, Reply, Said, Tool, ToolOutcome, ToolScope
 from loopd.agent.context import ConversationInput
 from loopd.agent.tools.process import MARK
 from loopd.agent.tools.procfs import below, mark_of, process_table
@@ -43,6 +43,9 @@ class Recording:
     def say(self, said: Said) -> None:
         self.said.append(said)
         self.order.append(type(said).__name__)
+
+    async def approve(self, _: ToolCallBlock, __: Ask) -> str | None:
+        return "nobody is there"
 
     async def take_inputs(self) -> bool:
         return False

@@ -14,11 +14,18 @@ import pytest
 import trio
 from agent_recording import MakeScope, call, left_over
 
+from loop_protocol.v1.types import Permission
 from loopd.agent.tools import process
-from loopd.agent.tools.procfs import process_table
+from loopd.agent.tools.procfs import below, process_table
+from loopd.agent.tools.sandbox import Sandbox
 from loopd.agent.tools.shell import Bash, BashArguments
 
 pytestmark = pytest.mark.usefixtures("subreaper")
+
+TRIED = Sandbox()
+# From the moment at which it runs: before that it may have to wait for a machine that has much to do.
+GONE_S = 3.0
+PATIENCE_S = 15.0
 
 # Each says `up` on its output when it runs, and is still there when its shell is stopped.
 HIDING = {
@@ -34,36 +41,51 @@ HIDING = {
 }
 
 
-async def run_until_up(make_scope: MakeScope, command: str, stop: trio.CancelScope) -> None:
-    scope = make_scope(output=lambda text: stop.cancel() if "up" in text else None)
-    with stop:
-        await call(Bash(timeout_s=15), BashArguments(command), scope)
+async def run_until_up(
+    make_scope: MakeScope, command: str, stop: trio.CancelScope, way: Permission = "danger-full-access"
+) -> None:
+    def output(text: str) -> None:
+        if "up" in text:
+            bound.deadline = trio.current_time() + GONE_S
+            stop.cancel()
+
+    with trio.fail_after(PATIENCE_S) as bound, stop:
+        await call(Bash(timeout_s=15), BashArguments(command), make_scope(output=output, permission=way))
 
 
 @pytest.mark.parametrize("command", HIDING.values(), ids=HIDING.keys())
-async def test_a_stop_leaves_no_descendant_wherever_it_hid(make_scope: MakeScope, command: str) -> None:  # K-22
+async def test_a_stop_leaves_no_descendant_wherever_it_hid(
+    make_scope: MakeScope, way: Permission, command: str
+) -> None:  # K-22
     before = left_over()
-    with trio.fail_after(3):
-        await run_until_up(make_scope, command, trio.CancelScope())
+    await run_until_up(make_scope, command, trio.CancelScope(), way)
     assert left_over() == before
 
 
 @pytest.mark.parametrize("command", HIDING.values(), ids=HIDING.keys())
-async def test_a_return_leaves_no_descendant_wherever_it_hid(make_scope: MakeScope, command: str) -> None:  # D-8
+async def test_a_return_leaves_no_descendant_wherever_it_hid(
+    make_scope: MakeScope, way: Permission, command: str
+) -> None:  # D-8
     before = left_over()
     ended = command.replace("; sleep 30", "").replace("; wait", "")
-    with trio.fail_after(3):
-        text, _ = await call(Bash(timeout_s=15), BashArguments(ended), make_scope())
+
+    def output(_: str) -> None:
+        bound.deadline = trio.current_time() + GONE_S
+
+    with trio.fail_after(PATIENCE_S) as bound:
+        text, _ = await call(Bash(timeout_s=15), BashArguments(ended), make_scope(output=output, permission=way))
     assert "up" in text
     assert left_over() == before
 
 
-async def test_the_end_of_one_call_leaves_the_processes_of_another_alone(make_scope: MakeScope) -> None:
+async def test_the_end_of_one_call_leaves_the_processes_of_another_alone(
+    make_scope: MakeScope, way: Permission
+) -> None:
     """All sessions share one subreaper, so the orphans of a running call are there to be mistaken."""
     names = ("sleep 31.1", "sleep 31.2", "sleep 31.3")
     hidden = f"({names[0]} >/dev/null &); (setsid {names[1]} >/dev/null &); (env -i setsid {names[2]} >/dev/null &)"
     up, done = trio.Event(), trio.CancelScope()
-    scope = make_scope(output=lambda _: up.set())
+    scope = make_scope(output=lambda _: up.set(), permission=way)
     async with trio.open_nursery() as nursery:
 
         async def first() -> None:
@@ -73,7 +95,7 @@ async def test_the_end_of_one_call_leaves_the_processes_of_another_alone(make_sc
         nursery.start_soon(first)
         await up.wait()
         for _ in range(3):
-            await call(Bash(timeout_s=15), BashArguments("(setsid sleep 30 &); true"), make_scope())
+            await call(Bash(timeout_s=15), BashArguments("(setsid sleep 30 &); true"), make_scope(permission=way))
         assert running(*names) == 3
         assert running("sleep 30") == 1  # the first call's own; those of the others are gone
         done.cancel()
@@ -117,17 +139,19 @@ async def test_an_unmarked_descendant_goes_at_once_while_its_parent_lives(make_s
         done.cancel()
 
 
-async def test_the_exit_code_of_a_shell_survives_the_end_of_other_calls(make_scope: MakeScope) -> None:
+async def test_the_exit_code_of_a_shell_survives_the_end_of_other_calls(make_scope: MakeScope, way: Permission) -> None:
     """While its output is drained it is a zombie child like any other."""
     results: list[tuple[str, bool]] = []
     async with trio.open_nursery() as nursery:
 
         async def first() -> None:
-            results.append(await call(Bash(timeout_s=15), BashArguments("sleep 30 & exit 3"), make_scope()))
+            results.append(
+                await call(Bash(timeout_s=15), BashArguments("sleep 30 & exit 3"), make_scope(permission=way))
+            )
 
         nursery.start_soon(first)
         while not results:
-            await call(Bash(timeout_s=15), BashArguments("(setsid true &)"), make_scope())
+            await call(Bash(timeout_s=15), BashArguments("(setsid true &)"), make_scope(permission=way))
     assert "[exit code 3]" in results[0][0]
 
 
@@ -162,12 +186,12 @@ class CancelAt(trio.abc.Instrument):
                 self.scope.cancel()
 
 
-async def call_cancelled_at(make_scope: MakeScope, command: str, at: int | None) -> CancelAt:
+async def call_cancelled_at(make_scope: MakeScope, way: Permission, command: str, at: int | None) -> CancelAt:
     steps = CancelAt(at)
     trio.lowlevel.add_instrument(steps)
     try:
         with trio.fail_after(5), steps.scope:
-            await call(Bash(timeout_s=0.3), BashArguments(command), make_scope())
+            await call(Bash(timeout_s=0.3, sandbox=TRIED), BashArguments(command), make_scope(permission=way))
     finally:
         trio.lowlevel.remove_instrument(steps)
     return steps
@@ -179,14 +203,15 @@ async def call_cancelled_at(make_scope: MakeScope, command: str, at: int | None)
     ids=["short", "left behind", "time limit"],
 )
 async def test_cancelled_at_any_step_it_leaves_no_process_and_no_descriptor(
-    make_scope: MakeScope, command: str
+    make_scope: MakeScope, way: Permission, command: str
 ) -> None:
     before = left_over()
-    undisturbed = await call_cancelled_at(make_scope, command, None)
+    await TRIED.tried()
+    undisturbed = await call_cancelled_at(make_scope, way, command, None)
     descriptors = len(os.listdir("/proc/self/fd"))
     hit = 0
     for at in range(1, undisturbed.steps + 1):
-        hit += (await call_cancelled_at(make_scope, command, at)).scope.cancel_called
+        hit += (await call_cancelled_at(make_scope, way, command, at)).scope.cancel_called
         assert left_over() == before
         assert len(os.listdir("/proc/self/fd")) == descriptors
     print(f"cancelled at {hit} of {undisturbed.steps} steps")
@@ -285,8 +310,9 @@ async def test_a_start_that_is_only_slow_is_over_when_its_cancelled_call_is() ->
 
 
 def running(*commands: str) -> int:
+    """Below this process, to which all of them come, being its descendants: others may test at the same time."""
     wanted = {command.replace(" ", "\0").encode() + b"\0" for command in commands}
-    pids = [one.pid for children in process_table().values() for one in children if not one.zombie]
+    pids = [one.pid for one in below(process_table(), os.getpid()) if not one.zombie]
     found = 0
     for pid in pids:
         try:

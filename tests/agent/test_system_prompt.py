@@ -9,25 +9,65 @@ from pathlib import Path
 import pytest
 
 from loop_protocol.v1.types import Permission
-from loopd.agent.prompt import INSTRUCTIONS_BYTES, system_prompt
+from loopd.agent.prompt import INSTRUCTIONS_BYTES, joined, prompt_sections
 
 NOW = datetime(2031, 2, 3, 4, 5)
 
 
+def sections(cwd: Path, permission: Permission = "read-only", *, sandbox: bool = True) -> dict[str, str]:
+    return prompt_sections(cwd=str(cwd), permission=permission, sandbox=sandbox, now=NOW, platform="Plan 9")
+
+
 def prompt(cwd: Path, permission: Permission = "read-only") -> str:
-    return system_prompt(cwd=str(cwd), permission=permission, now=NOW, platform="Plan 9")
+    return joined(sections(cwd, permission))
 
 
-def test_it_names_place_date_platform_and_what_is_allowed(tmp_path: Path) -> None:
+def test_it_names_place_date_and_platform_and_is_short(tmp_path: Path) -> None:
     text = prompt(tmp_path)
     assert str(tmp_path) in text
     assert "2031-02-03" in text
     assert "04:05" not in text
     assert "Plan 9" in text
-    for preset in ("read-only", "workspace-write"):
-        assert f"{preset}. You may read files. Changing files and commands are forbidden" in prompt(tmp_path, preset)
-    assert "change files and run commands" in prompt(tmp_path, "danger-full-access")
-    assert len(text) < 1500 + 2 * len(str(tmp_path))
+    assert len(text) < 1800 + 2 * len(str(tmp_path))
+
+
+def test_its_sections_have_an_order_and_none_is_empty(tmp_path: Path) -> None:  # S-19
+    assert list(sections(tmp_path)) == ["role", "environment", "permission", "guidance"]
+    (tmp_path / "AGENTS.md").write_text("mind the gap")
+    assert list(sections(tmp_path))[-1] == "instructions"
+    assert "\n\n".join(sections(tmp_path).values()) + "\n" == prompt(tmp_path)
+
+
+# What each says, and what it must not say.
+PERMISSIONS: list[tuple[Permission, bool, list[str], list[str]]] = [
+    (
+        "read-only",
+        True,
+        ["write and edit ask", "can write nothing", "no network", "escalate: true", "own files", "Nothing else lifts"],
+        ["/tmp", "No sandbox"],
+    ),
+    (
+        "workspace-write",
+        True,
+        ["in the working directory", "except .git", "own /tmp", "no network", "escalate: true", "own files"],
+        ["write nothing", "No sandbox"],
+    ),
+    ("read-only", False, ["write and edit ask", "each bash command asks", "own files"], ["escalate", "runs in a"]),
+    ("workspace-write", False, [".git and all outside ask", "each bash command asks"], ["escalate", "/tmp"]),
+    ("danger-full-access", True, ["all the rights of the person"], ["sandbox", "denied", "escalate"]),
+    ("danger-full-access", False, ["all the rights of the person"], ["sandbox", "denied", "escalate"]),
+]
+
+
+@pytest.mark.parametrize(("preset", "sandbox", "said", "unsaid"), PERMISSIONS)
+def test_the_permission_section_says_what_holds(
+    tmp_path: Path, preset: Permission, sandbox: bool, said: list[str], unsaid: list[str]
+) -> None:
+    text = sections(tmp_path, preset, sandbox=sandbox)["permission"]
+    assert text.startswith(f"Permission preset: {preset}.")
+    assert [part for part in said if part not in text] == []
+    assert [part for part in unsaid if part in text] == []
+    assert len(text) < 900
 
 
 def test_instructions_are_joined_from_the_root_to_the_cwd_with_their_paths(tmp_path: Path) -> None:  # C-4

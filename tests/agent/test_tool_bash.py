@@ -28,19 +28,10 @@ async def bash(scope: ToolScope, command: str, *, timeout_ms: int | None = None)
         return await call(Bash(timeout_s=15), BashArguments(command, timeout_ms), scope)
 
 
-@pytest.mark.parametrize("permission", ["read-only", "workspace-write"])
-async def test_a_preset_that_forbids_commands_says_so_and_who_can_change_it(
-    make_scope: MakeScope, tmp_path: Path, permission: Permission
+async def test_output_is_the_result_and_both_streams_are_in_it(
+    make_scope: MakeScope, way: Permission, tmp_path: Path
 ) -> None:
-    text, is_error = await bash(make_scope(permission=permission), "touch made")
-    assert is_error
-    assert permission in text
-    assert "danger-full-access" in text
-    assert not (tmp_path / "made").exists()
-
-
-async def test_output_is_the_result_and_both_streams_are_in_it(make_scope: MakeScope, tmp_path: Path) -> None:
-    assert await bash(make_scope(), "echo out; echo err >&2; pwd") == (f"out\nerr\n{tmp_path}\n", False)
+    assert await bash(make_scope(permission=way), "echo out; echo err >&2; pwd") == (f"out\nerr\n{tmp_path}\n", False)
 
 
 @pytest.mark.parametrize(
@@ -61,14 +52,16 @@ async def test_how_it_ended_is_told(make_scope: MakeScope, command: str, told: s
 
 
 @pytest.mark.parametrize("command", ["echo \0", "echo " + "x" * 3_000_000])
-async def test_a_command_that_cannot_be_started_is_an_error(make_scope: MakeScope, command: str) -> None:
-    text, is_error = await bash(make_scope(), command)
+async def test_a_command_that_cannot_be_started_is_an_error(
+    make_scope: MakeScope, way: Permission, command: str
+) -> None:
+    text, is_error = await bash(make_scope(permission=way), command)
     assert is_error
     assert text.startswith("The command could not be started: ")
 
 
-async def test_a_cwd_that_vanished_is_an_error(make_scope: MakeScope, tmp_path: Path) -> None:  # K-12
-    text, is_error = await bash(make_scope(cwd=str(tmp_path / "gone")), "cd")
+async def test_a_cwd_that_vanished_is_an_error(make_scope: MakeScope, way: Permission, tmp_path: Path) -> None:  # K-12
+    text, is_error = await bash(make_scope(cwd=str(tmp_path / "gone"), permission=way), "cd")
     assert is_error
     assert text == f"The working directory {tmp_path}/gone does not exist any more."
 
@@ -84,8 +77,8 @@ async def test_a_background_process_does_not_delay_the_return(
     assert not is_error
 
 
-async def test_closed_output_does_not_end_the_command(make_scope: MakeScope, tmp_path: Path) -> None:
-    await bash(make_scope(), "exec >&- 2>&-; sleep 0.1; touch made")
+async def test_closed_output_does_not_end_the_command(make_scope: MakeScope, way: Permission, tmp_path: Path) -> None:
+    await bash(make_scope(permission=way), "exec >&- 2>&-; sleep 0.1; touch made")
     assert (tmp_path / "made").exists()
 
 
@@ -97,8 +90,12 @@ async def test_a_command_that_ignores_term_is_killed_after_a_grace(make_scope: M
     assert text == "in\n[stopped at the time limit of 0.3 s]"
 
 
-async def test_a_command_may_tidy_up_at_its_time_limit_and_is_still_an_error(make_scope: MakeScope) -> None:
-    text, is_error = await bash(make_scope(), 'trap "echo bye; exit 0" TERM; sleep 30 & wait', timeout_ms=200)
+async def test_a_command_may_tidy_up_at_its_time_limit_and_is_still_an_error(
+    make_scope: MakeScope, way: Permission
+) -> None:
+    text, is_error = await bash(
+        make_scope(permission=way), 'trap "sleep 0.5; echo bye; exit 0" TERM; sleep 30 & wait', timeout_ms=200
+    )
     assert is_error
     assert text == "bye\n[stopped at the time limit of 0.2 s]"
 
@@ -138,7 +135,7 @@ async def test_endless_output_takes_bounded_memory_and_is_marked(make_scope: Mak
     assert SHOWN <= len("".join(shown)) < SHOWN + 100
 
 
-async def test_output_is_shown_while_the_command_runs(make_scope: MakeScope, tmp_path: Path) -> None:
+async def test_output_is_shown_while_the_command_runs(make_scope: MakeScope, way: Permission, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "gate")
     seen = trio.Event()
 
@@ -147,18 +144,18 @@ async def test_output_is_shown_while_the_command_runs(make_scope: MakeScope, tmp
         seen.set()
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(bash, make_scope(output=show), "echo first; read x <gate; echo second")
+        nursery.start_soon(bash, make_scope(output=show, permission=way), "echo first; read x <gate; echo second")
         await seen.wait()
         (tmp_path / "gate").write_text("go\n")
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o007, 0o660)])
 async def test_the_environment_is_the_allowed_one_and_the_umask_the_persons(
-    make_scope: MakeScope, tmp_path: Path, umask: int, mode: int
+    make_scope: MakeScope, way: Permission, tmp_path: Path, umask: int, mode: int
 ) -> None:
     allowed = tool_environment(None, daemon_env={**os.environ, "OPENAI_API_KEY": "sk-secret"})
     scope = make_scope()
-    scope = ToolScope("c", scope.cwd, ToolEnvironment(allowed, umask), "danger-full-access", scope.output)
+    scope = ToolScope("c", scope.cwd, ToolEnvironment(allowed, umask), way, scope.ask, scope.output)
     before = os.umask(0o077)
     try:
         text, _ = await bash(scope, "env; touch made; ls /proc/self/fd | wc -l")
@@ -166,18 +163,18 @@ async def test_the_environment_is_the_allowed_one_and_the_umask_the_persons(
         os.umask(before)
     assert "sk-secret" not in text  # K-31
     names = {line.partition("=")[0] for line in text.splitlines() if "=" in line}
-    assert names <= allowed.keys() | {"LOOPD_CALL", "PWD", "SHLVL", "_", "OLDPWD"}
+    assert names <= allowed.keys() | {"LOOPD_CALL", "PWD", "SHLVL", "_", "OLDPWD", "TMPDIR"}
     assert stat.S_IMODE((tmp_path / "made").stat().st_mode) == mode
     assert text.splitlines()[-1].strip() == "4"  # three streams, and the directory that ls reads
 
 
-async def test_limits_and_signals_are_the_ordinary_ones(make_scope: MakeScope) -> None:
+async def test_limits_and_signals_are_the_ordinary_ones(make_scope: MakeScope, way: Permission) -> None:
     """Not those of the interpreter, which ignores a closed pipe and a file that grew too large."""
     limits = [f"{limit}" for limit in resource.getrlimit(resource.RLIMIT_NOFILE)]
     # Under nohup these tests ignore a hang-up; the daemon, which acts on one, does not.
     ignored = f"{(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN) << (signal.SIGHUP - 1):016x}"
     text, _ = await bash(
-        make_scope(),
+        make_scope(permission=way),
         "ulimit -Sn; ulimit -Hn; grep -E 'Sig(Ign|Blk)' /proc/self/status; yes | head -1; echo ${PIPESTATUS[0]}",
     )
     assert text.split() == [*limits, "SigBlk:", "0" * 16, "SigIgn:", ignored, "y", "141"]

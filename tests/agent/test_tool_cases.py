@@ -14,7 +14,7 @@ import pytest
 import trio
 from agent_recording import Recording, left_over
 
-from loop_protocol.v1.types import TextBlock, ToolCallBlock, Usage
+from loop_protocol.v1.types import Permission, TextBlock, ToolCallBlock, Usage
 from loopd.agent import Reply, Said, ToolEnded, ToolEnvironment, ToolOutput, ToolStarted
 from loopd.agent.context import ConversationInput
 from loopd.agent.loop import Agent
@@ -37,7 +37,9 @@ def calling(*calls: tuple[str, dict[str, Any]]) -> Reply:
 class Driven:
     """An agent over the real tools in ``cwd``, and what it left behind."""
 
-    def __init__(self, cwd: Path, *replies: Reply, recording: type[Recording] = Recording) -> None:
+    def __init__(
+        self, cwd: Path, *replies: Reply, recording: type[Recording] = Recording, way: Permission = "danger-full-access"
+    ) -> None:
         self.model = ScriptedModel([*replies, ANSWER])
         self.context = recording(ConversationInput(self.model), "go")
         self.agent = Agent(
@@ -47,7 +49,7 @@ class Driven:
             system="",
             cwd=str(cwd),
             env=ToolEnvironment({"PATH": os.environ["PATH"], "HOME": str(cwd)}),
-            permission="danger-full-access",
+            permission=way,
         )
 
     async def run(self) -> list[tuple[str, bool]]:
@@ -66,8 +68,8 @@ class Driven:
         return "".join(said.text for said in self.context.said if isinstance(said, ToolOutput))
 
 
-async def bash(cwd: Path, command: str, **more: Any) -> tuple[str, bool]:
-    ((text, is_error),) = await Driven(cwd, calling(("bash", {"command": command, **more}))).run()
+async def bash(cwd: Path, command: str, way: Permission, **more: Any) -> tuple[str, bool]:
+    ((text, is_error),) = await Driven(cwd, calling(("bash", {"command": command, **more})), way=way).run()
     return text, is_error
 
 
@@ -75,16 +77,16 @@ async def bash(cwd: Path, command: str, **more: Any) -> tuple[str, bool]:
     ("command", "told"), [("sleep 30 & echo done", f"done\n{HELD}"), ("exec > >(tee f); echo done", "done\n")]
 )
 async def test_what_a_shell_left_in_the_background_does_not_hold_the_call(
-    tmp_path: Path, command: str, told: str
+    tmp_path: Path, way: Permission, command: str, told: str
 ) -> None:  # K-21
     started = time.monotonic()
-    assert await bash(tmp_path, command) == (told, False)
+    assert await bash(tmp_path, command, way) == (told, False)
     assert time.monotonic() - started < 0.25 + 0.25  # the second quarter is this machine's
 
 
-async def test_a_stop_leaves_no_descendant_that_left_its_group(tmp_path: Path) -> None:  # K-22
+async def test_a_stop_leaves_no_descendant_that_left_its_group(tmp_path: Path, way: Permission) -> None:  # K-22
     before = left_over()
-    driven = Driven(tmp_path, calling(("bash", {"command": "(setsid yes >/dev/null &); echo up; sleep 30"})))
+    driven = Driven(tmp_path, calling(("bash", {"command": "(setsid yes >/dev/null &); echo up; sleep 30"})), way=way)
     with trio.CancelScope() as stop:
 
         def say(said: object) -> None:
@@ -98,24 +100,30 @@ async def test_a_stop_leaves_no_descendant_that_left_its_group(tmp_path: Path) -
     assert left_over() == before
 
 
-async def test_a_command_that_ignores_its_time_limit_is_killed_after_a_grace(tmp_path: Path) -> None:  # K-23
+async def test_a_command_that_ignores_its_time_limit_is_killed_after_a_grace(
+    tmp_path: Path, way: Permission
+) -> None:  # K-23
     started = time.monotonic()
-    told = await bash(tmp_path, 'trap "" TERM; while :; do :; done', timeoutMs=1000)
+    told = await bash(tmp_path, 'trap "" TERM; while :; do :; done', way, timeoutMs=1000)
     assert told == ("[no output]\n[stopped at the time limit of 1 s]", True)
-    assert 3 < time.monotonic() - started < 5
+    assert 3 < time.monotonic() - started < 10  # as a rule hardly more than 3: the rest is the machine's
 
 
 SUDO = pytest.param("sudo -k; sudo true", marks=pytest.mark.skipif(not shutil.which("sudo"), reason="no sudo here"))
 
 
 @pytest.mark.parametrize("command", ["cat", "read x", SUDO, "read x </dev/tty", "head -c 1 /dev/stdin"])
-async def test_whoever_asks_for_input_finds_its_end_at_once(tmp_path: Path, command: str) -> None:  # K-24
+async def test_whoever_asks_for_input_finds_its_end_at_once(
+    tmp_path: Path, way: Permission, command: str
+) -> None:  # K-24
     started = time.monotonic()
-    await bash(tmp_path, command)
+    await bash(tmp_path, command, way)
     assert time.monotonic() - started < 2
 
 
-async def test_bytes_that_are_no_text_are_replaced_and_the_rest_is_kept(tmp_path: Path) -> None:  # K-25
+async def test_bytes_that_are_no_text_are_replaced_and_the_rest_is_kept(
+    tmp_path: Path, way: Permission
+) -> None:  # K-25
     driven = Driven(
         tmp_path,
         calling(
@@ -124,6 +132,7 @@ async def test_bytes_that_are_no_text_are_replaced_and_the_rest_is_kept(tmp_path
             ("read", {"path": "bad"}),
             ("read", {"path": "random"}),
         ),
+        way=way,
     )
     first, second, third, fourth = await driven.run()
     assert first == ("a\ufffdb\n[exit code 4]", True)
@@ -135,9 +144,9 @@ async def test_bytes_that_are_no_text_are_replaced_and_the_rest_is_kept(tmp_path
 
 @pytest.mark.parametrize("command", ["yes | head -c 200M", "head -c 50M /dev/zero | tr '\\0' x | tee wide"])
 async def test_endless_output_is_bounded_stored_with_a_marker_and_shown_in_part(
-    tmp_path: Path, command: str
+    tmp_path: Path, way: Permission, command: str
 ) -> None:  # K-26
-    driven = Driven(tmp_path, calling(("bash", {"command": command}), ("read", {"path": "wide"})))
+    driven = Driven(tmp_path, calling(("bash", {"command": command}), ("read", {"path": "wide"})), way=way)
     (text, is_error), (part, _) = await driven.run()
     assert not is_error
     assert "\n[left out here and not kept: lines " in text
@@ -146,11 +155,11 @@ async def test_endless_output_is_bounded_stored_with_a_marker_and_shown_in_part(
     assert len(driven.shown()) < SHOWN + 100
 
 
-async def test_a_lone_surrogate_from_a_tool_is_stored_as_valid_text(tmp_path: Path) -> None:  # K-27
+async def test_a_lone_surrogate_from_a_tool_is_stored_as_valid_text(tmp_path: Path, way: Permission) -> None:  # K-27
     (tmp_path / os.fsdecode(b"a\xffb")).touch()
     (tmp_path / "half").write_bytes(b"x\xed\xa0\x80y\n")
     half = "x\ufffd\ufffd\ufffdy\n"
-    driven = Driven(tmp_path, calling(("bash", {"command": "ls a*; cat half"}), ("read", {"path": "half"})))
+    driven = Driven(tmp_path, calling(("bash", {"command": "ls a*; cat half"}), ("read", {"path": "half"})), way=way)
     assert await driven.run() == [(f"a\ufffdb\n{half}", False), (half, False)]
     reread = ConversationInput(ScriptedModel([]))
     history = driven.context.history
@@ -173,30 +182,38 @@ class Timed(Recording):
         super().say(said)
 
 
-ROUND: list[tuple[str, dict[str, Any]]] = [
-    *[("bash", {"command": "true"})] * 44,
-    ("write", {"path": "f", "content": "a\n"}),
-    ("edit", {"path": "f", "oldText": "a", "newText": "b"}),
-    ("read", {"path": "f"}),
-    ("bash", {"command": "(setsid sleep 30 &); cat f"}),
-    ("read", {"path": "missing"}),
-    ("bash", {"command": "exit 3", "timeoutMs": 0}),
-]
+def round_of(way: Permission) -> list[tuple[str, dict[str, Any]]]:
+    bare: list[tuple[str, dict[str, Any]]] = [
+        ("write", {"path": "f", "content": "a\n"}),
+        ("edit", {"path": "f", "oldText": "a", "newText": "b"}),
+    ]
+    return [
+        *[("bash", {"command": "true"})] * 44,
+        *(bare if way == "danger-full-access" else [("bash", {"command": "echo a > f"}), ("read", {"path": "f"})]),
+        ("read", {"path": "f"}),
+        ("bash", {"command": "(setsid sleep 30 &); cat f"}),
+        ("read", {"path": "missing"}),
+        ("bash", {"command": "exit 3", "timeoutMs": 0}),
+    ]
 
 
-async def test_five_hundred_calls_leave_no_process_and_no_descriptor_and_start_fast(tmp_path: Path) -> None:
-    before = left_over()
-    driven = Driven(tmp_path, *[calling(*ROUND)] * 10, recording=Timed)
+async def test_five_hundred_calls_leave_no_process_no_descriptor_no_mount_and_start_fast(
+    tmp_path: Path, way: Permission
+) -> None:
+    before, mounts = left_over(), Path("/proc/self/mountinfo").read_text()
+    rounds = 10 if way == "danger-full-access" else 3
+    driven = Driven(tmp_path, *[calling(*round_of(way))] * rounds, recording=Timed, way=way)
     await trio.to_thread.run_sync(int)  # a thread that stays, with what it holds
     descriptors = sorted(os.listdir("/proc/self/fd"))
     with trio.fail_after(60):
         await driven.agent.run(driven.context)
-    assert [is_error for _, is_error in driven.results()] == ([False] * 48 + [True] * 2) * 10
+    assert [is_error for _, is_error in driven.results()] == ([False] * 48 + [True] * 2) * rounds
     assert sorted(os.listdir("/proc/self/fd")) == descriptors
     assert left_over() == before
+    assert Path("/proc/self/mountinfo").read_text() == mounts
     assert os.listdir(tmp_path) == ["f"]
     assert isinstance(driven.context, Timed)
-    took = sorted(took for place, took in enumerate(driven.context.took) if place % len(ROUND) < 44)
+    took = sorted(took for place, took in enumerate(driven.context.took) if place % 50 < 44)
     typical = statistics.median(took)
     print(f"`true`: least {took[0] * 1e3:.1f} ms, typical {typical * 1e3:.1f} ms, most {took[-1] * 1e3:.1f} ms")
-    assert typical < 0.015
+    assert typical < (0.015 if way == "danger-full-access" else 0.05)

@@ -14,7 +14,6 @@ from agent_recording import MakeScope, call
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loop_protocol.v1.types import Permission
 from loopd.agent.tools.difference import difference
 from loopd.agent.tools.edit import MOST, Edit, EditArguments, find, substitute
 
@@ -26,10 +25,9 @@ async def edit(
     new: str,
     *,
     all: bool = False,
-    permission: Permission = "danger-full-access",
 ) -> tuple[str, bool]:
     with trio.fail_after(5):
-        return await call(Edit(), EditArguments(path.name, old, new, all), make_scope(permission=permission))
+        return await call(Edit(), EditArguments(path.name, old, new, all), make_scope())
 
 
 @pytest.fixture
@@ -152,17 +150,6 @@ async def test_what_is_no_file_is_refused_at_once(make_scope: MakeScope, path: P
     text, is_error = await edit(make_scope, path, "a", "b")
     assert is_error
     assert text.startswith(f"{path}: ")
-
-
-@pytest.mark.parametrize("permission", ["read-only", "workspace-write"])
-async def test_a_preset_that_forbids_changes_is_obeyed(
-    make_scope: MakeScope, path: Path, permission: Permission
-) -> None:
-    path.write_text("a")
-    text, is_error = await edit(make_scope, path, "a", "b", permission=permission)
-    assert is_error
-    assert f"{permission}, which forbids changing files" in text
-    assert path.read_text() == "a"
 
 
 async def test_a_link_stays_and_its_file_is_changed(make_scope: MakeScope, path: Path) -> None:

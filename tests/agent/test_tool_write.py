@@ -8,15 +8,13 @@ import socket
 import stat
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 import pytest
 import trio
 from agent_recording import MakeScope, call
 
-from loop_protocol.v1.types import Permission
-from loopd.agent import ToolOutcome
-from loopd.agent.tools.files import on_disk, replace_file
 from loopd.agent.tools.write import Write, WriteArguments
 
 
@@ -31,10 +29,9 @@ async def write(
     content: str = "new\n",
     *,
     umask: int = 0o022,
-    permission: Permission = "danger-full-access",
 ) -> tuple[str, bool]:
     with trio.fail_after(5):
-        return await call(Write(), WriteArguments(str(path), content), make_scope(permission=permission, umask=umask))
+        return await call(Write(), WriteArguments(str(path), content), make_scope(umask=umask))
 
 
 def mode(path: Path) -> int:
@@ -64,13 +61,23 @@ async def test_what_is_made_has_the_persons_umask_not_the_daemons(
     assert (mode(cwd / "one/two/new"), mode(cwd / "one/two"), mode(cwd / "one")) == (file, directory, directory)
 
 
-@pytest.mark.parametrize("bits", [0o755, 0o600, 0o444, 0o4711])
+@pytest.mark.parametrize("bits", [0o755, 0o600, 0o444, 0o1711])
 async def test_a_replaced_file_keeps_its_mode_bits(cwd: Path, make_scope: MakeScope, bits: int) -> None:
     (cwd / "old").write_text("old text")
     (cwd / "old").chmod(bits)
     assert await write(make_scope, "old") == (f"replaced {cwd}/old: 4 bytes instead of 8", False)
     assert (cwd / "old").read_text() == "new\n"
     assert mode(cwd / "old") == bits
+
+
+@pytest.mark.parametrize("bits", [0o4711, 0o2755, 0o6777])
+async def test_new_content_does_not_run_with_the_rights_that_the_old_had(
+    cwd: Path, make_scope: MakeScope, bits: int
+) -> None:
+    (cwd / "old").write_text("old")
+    (cwd / "old").chmod(bits)
+    assert not (await call(Write(), WriteArguments("old", "new"), make_scope()))[1]
+    assert mode(cwd / "old") == bits & 0o777
 
 
 @pytest.fixture
@@ -150,16 +157,6 @@ async def test_the_daemon_itself_cannot_be_changed_through_proc(make_scope: Make
     assert is_error, text
 
 
-@pytest.mark.parametrize("permission", ["read-only", "workspace-write"])
-async def test_a_preset_that_forbids_changes_says_so_and_who_can_change_it(
-    cwd: Path, make_scope: MakeScope, permission: Permission
-) -> None:
-    text, is_error = await write(make_scope, "new", permission=permission)
-    assert is_error
-    assert f"{permission}, which forbids changing files. Only the person can change it" in text
-    assert list(cwd.iterdir()) == []
-
-
 async def test_a_cwd_that_vanished_is_an_error_and_is_not_made_again(cwd: Path, make_scope: MakeScope) -> None:  # K-12
     text, is_error = await write(lambda **_: make_scope(cwd=str(cwd / "gone")), "new")
     assert is_error
@@ -182,43 +179,43 @@ async def test_a_disk_that_takes_no_more_leaves_the_old_file_and_nothing_beside_
     assert os.listdir(cwd) == ["old"]
 
 
-async def test_a_stop_does_not_wait_for_the_disk_and_then_nothing_is_put_in_place(cwd: Path) -> None:
+@pytest.mark.parametrize("path", ["old", "new/er/file"])
+async def test_a_stop_does_not_wait_for_the_disk_and_then_nothing_is_put_in_place(
+    cwd: Path, make_scope: MakeScope, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
     (cwd / "old").write_text("old")
-    stopped, ended = threading.Event(), threading.Event()
+    stopped = threading.Event()
 
-    def work() -> ToolOutcome:
-        try:
-            before = (cwd / "old").stat()
-            trio.from_thread.run_sync(stop.cancel)
-            stopped.wait(5)
-            replace_file(str(cwd / "old"), b"new", before=before)
-            raise AssertionError
-        finally:
-            ended.set()
+    def hang(_: int) -> None:
+        trio.from_thread.run_sync(stop.cancel)
+        stopped.wait(5)
 
+    def wait_for_the_end() -> None:
+        while os.listdir(cwd) != ["old"]:
+            time.sleep(0.001)
+
+    monkeypatch.setattr(os, "fsync", hang)
     with trio.CancelScope() as stop:
-        await on_disk("old", work)
+        await write(make_scope, path)
     assert stop.cancelled_caught
-    assert not ended.is_set()
+    assert os.listdir(cwd) != ["old"]  # it is still at it
     stopped.set()
-    assert await trio.to_thread.run_sync(ended.wait, 5)
+    with trio.fail_after(5):
+        await trio.to_thread.run_sync(wait_for_the_end, abandon_on_cancel=True)
     assert (cwd / "old").read_text() == "old"
-    assert os.listdir(cwd) == ["old"]
 
 
 @pytest.mark.parametrize("existed", [True, False])
-async def test_what_somebody_else_wrote_meanwhile_is_not_lost(cwd: Path, existed: bool) -> None:
+async def test_what_somebody_else_wrote_meanwhile_is_not_lost(
+    cwd: Path, make_scope: MakeScope, monkeypatch: pytest.MonkeyPatch, existed: bool
+) -> None:
     path = cwd / "shared"
     if existed:
         path.write_text("old")
-
-    def work() -> None:
-        before = path.stat() if existed else None
-        path.write_text("of an editor")
-        replace_file(str(path), b"of the tool", before=before)
-
-    with pytest.raises(OSError, match="changed by somebody else"):
-        await trio.to_thread.run_sync(work)
+    monkeypatch.setattr(os, "fsync", lambda _: path.write_text("of an editor"))
+    text, is_error = await write(make_scope, path)
+    assert is_error
+    assert "changed by somebody else" in text
     assert path.read_text() == "of an editor"
     assert os.listdir(cwd) == ["shared"]
 

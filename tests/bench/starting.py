@@ -112,13 +112,20 @@ def memory(settings: Settings) -> Iterator[Row]:
 
 
 def tool(settings: Settings) -> Iterator[Row]:
-    """A call of `bash` with `true`, from the answer that makes it to the request that has its result"""
+    """A call of `bash` with `true`, from the answer that makes it to the request with its result; in a sandbox too"""
     with World() as world, world.daemon(durable=False) as daemon, Talk(daemon, world.provider) as talk:
-        opened = talk.open(os.path.realpath(world.workspace))
-        runs = [talk.prompt(opened, script(tool="true"), requests=2) for _ in (0, 0, *settings.times(40))][2:]
-    yield Row(
-        work="`bash` with `true`: last byte of the call to the next request (CPU: of the whole prompt)",
-        unit="ms",
-        samples=[run.between * 1000 for run in runs],
-        cpu_ms=[run.cpu * 1000 for run in runs],
-    )
+        bare = min(timed(["true"], cwd=world.workspace, env=world.environment)[0] for _ in range(20))
+        for preset, name, target in (
+            ("danger-full-access", "`bash` with `true`: last byte of the call to the next request", 15),
+            ("workspace-write", "the same in a sandbox: adds to a bare `true`", 50),
+        ):
+            opened = talk.open(os.path.realpath(world.workspace), permission=preset)
+            runs = [talk.prompt(opened, script(tool="true"), requests=2) for _ in (0, 0, *settings.times(40))][2:]
+            less = bare if preset == "workspace-write" else 0.0
+            yield Row(
+                work=f"{name} (CPU: of the whole prompt)",
+                unit="ms",
+                samples=[(run.between - less) * 1000 for run in runs],
+                target=target,
+                cpu_ms=[run.cpu * 1000 for run in runs],
+            )

@@ -40,9 +40,19 @@ class Talk:
     def __exit__(self, *_: object) -> None:
         self.client.close()
 
-    def open(self, cwd: str, *, kind: str = "new", path: str | None = None, attach: bool = True) -> Any:
+    def open(
+        self,
+        cwd: str,
+        *,
+        kind: str = "new",
+        path: str | None = None,
+        attach: bool = True,
+        permission: str | None = None,
+    ) -> Any:
         session = {"kind": kind} if path is None else {"kind": "open", "path": path}
         opened = self.client.call("runtime/open", {"cwd": cwd, "session": session, "runtimeId": "new"})
+        if permission is not None:
+            self.client.call("session/setPermission", {"sessionId": opened.session_id, "permission": permission})
         if attach:
             self.client.call("runtime/attach", {"runtimeId": opened.runtime_id})
         return opened

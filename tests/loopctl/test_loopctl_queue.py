@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 import pytest
+from approving import request
 from queueing import added, changed, item, on_the_wire, waiting
 from scripted_daemon import Loopctl, Peer, ScriptedDaemon, Then, conversation, row, running, says, state
 from typing_person import at_terminal
@@ -46,6 +47,13 @@ def here(cwd: str, queue: QueueState, **more: Any) -> dict[str, Any]:
 
 
 # --- the list ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_list_says_that_the_run_waits_for_a_person(socket_path: str, cwd: str, loopctl: Loopctl) -> None:
+    asks = state(cwd, queue=waiting(FIRST), approvals=[request()], run=running("run1"))
+    with ScriptedDaemon(socket_path, here(cwd, waiting(FIRST), **{"session/state": asks})):
+        ran = loopctl("queue")
+    assert (ran.code, ran.err) == (0, "loopctl: the run waits for an approval; `loopctl approvals` shows it\n")
 
 
 @pytest.mark.parametrize("arguments", [["queue"], ["queue", "list"]])
@@ -149,7 +157,7 @@ def test_add_prints_the_id_or_that_of_the_run_that_began(socket_path: str, cwd: 
         daemon.answers["queue/add"] = added(FIRST, "run1")
         assert loopctl("queue", "add", "do this").out == "runId run1\n"
     plain, steering = daemon.asked("queue/add")[:2]
-    assert plain == {"sessionId": "s1", "content": "do this", "steer": False}
+    assert plain == {"sessionId": "s1", "content": "do this", "steer": False, "approvals": "reject"}
     assert steering["steer"] is True
 
 
@@ -319,6 +327,18 @@ def test_what_would_drop_the_queue_says_so_and_drops_it_when_told(
             assert loopctl(*arguments, "--discard-queue").code == 0
             assert daemon.asked(method)[-1]["discardQueue"] is True
     assert "discardQueue" not in daemon.asked(method)[0]
+
+
+@pytest.mark.parametrize("arguments", [["drain"], ["drain", "--exit"], ["daemon", "stop"]])
+def test_who_lets_runs_finish_hears_what_they_wait_for(
+    socket_path: str, cwd: str, loopctl: Loopctl, arguments: list[str]
+) -> None:  # D-4
+    rows = {"runtimes": [row(cwd, pendingApprovals=2)]}
+    with ScriptedDaemon(
+        socket_path, {"runtime/list": rows, "server/status": STATUS | {"runs": 1}, "server/drain": DRAINED}
+    ):
+        ran = loopctl(*arguments)
+    assert "loopctl: 2 requests wait for approval; `loopctl approvals` shows and answers them\n" in ran.err
 
 
 @pytest.mark.parametrize("arguments", [["drain", "--exit"], ["daemon", "stop"]])

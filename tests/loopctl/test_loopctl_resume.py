@@ -51,7 +51,7 @@ def test_the_answer_streams_and_the_exit_code_tells_the_outcome(
         lines = loopctl("resume", "--json").out.splitlines()
     assert (ran.code, ran.out) == (code, "and so on\n")
     assert [json.loads(line)["event"]["type"] for line in lines][::5] == ["run_started", "message_update"]
-    assert daemon.asked("session/resume")[0] == {"sessionId": "s1"}
+    assert daemon.asked("session/resume")[0] == {"sessionId": "s1", "approvals": "reject"}  # nobody is here
     assert daemon.asked("runtime/open") == []
 
 

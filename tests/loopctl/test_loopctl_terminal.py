@@ -10,7 +10,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import tty
+import unicodedata
 
 import pytest
 from hypothesis import given
@@ -20,7 +22,7 @@ from typing_person import at_terminal
 
 from loop_protocol.v1.types import Recoverable, Title
 from loopctl.__main__ import COMMANDS
-from loopctl.terminal import clock, one_line, visible
+from loopctl.terminal import clock, one_line, visible, wrapped
 
 LOOPCTL = [sys.executable, "-m", "loopctl"]
 NASTY = "curl e|sh\r\x1b[2K ls \u202e\u200b\x9b1m"
@@ -31,6 +33,23 @@ def test_what_is_shown_has_nothing_that_acts_or_hides(text: str) -> None:  # K-4
     shown = visible(text)
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]", shown)
     assert len(shown) >= len(text)
+
+
+def test_every_character_that_acts_or_has_no_shape_is_an_escape() -> None:  # K-45
+    """By Unicode's own words, but for tab and newline, spaces, and what is told apart by its neighbours."""
+    every = [chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code <= 0xDFFF]
+    formats = {one for one in every if unicodedata.category(one) in ("Cc", "Cf", "Zl", "Zp")} - {"\t", "\n"}
+    # Signs that stand before numbers and words: they have a shape, though Unicode has them among the formats.
+    shaped = set("\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd")
+    shaped |= {chr(code) for code in range(0x13430, 0x13440)}
+    named = {*"\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0\u180b\u180f", *map(chr, range(0xFE00, 0xFE10))}
+    tags = {chr(code) for code in range(0xE0000, 0xE1000)}
+    missed = [f"{ord(one):04x}" for one in sorted((formats - shaped) | named | tags) if visible(one) == one]
+    assert missed == []
+    ordinary = "Zoë – «naïve» 漢字 ｶﾞ हिन्दी עברית ไทย \u00a0 e\u0301 👍🏽 ⚠\ufe0f ✔\ufe0e\t\n"
+    assert visible(ordinary) == ordinary
+    assert visible("a\ufe0f") == r"a\ufe0f"
+    assert visible("⚠\ufe0f\ufe0f") == "⚠\ufe0f" + r"\ufe0f"
 
 
 @given(st.integers())
@@ -47,7 +66,7 @@ def test_shown_json_is_still_the_same_json(text: str) -> None:
 
 def test_a_cut_line_says_how_much_is_missing() -> None:
     assert one_line("a\n b", 10) == "a b"
-    assert one_line("0123456789", 4) == "0123… (6 more characters)"
+    assert one_line("0123456789", 4) == "012… (6 more characters) …9"
 
 
 def test_a_terminal_sees_escapes_and_a_pipe_gets_every_byte(socket_path: str, cwd: str) -> None:  # K-45
@@ -61,6 +80,43 @@ def test_a_terminal_sees_escapes_and_a_pipe_gets_every_byte(socket_path: str, cw
         os.close(master)
     assert piped.stdout.decode() == NASTY + "\n"
     assert shown == r"curl e|sh\u000d\u001b[2K ls \u202e\u200b\u009b1m" + "\n"
+
+
+def test_only_newlines_end_a_line_of_what_a_tool_or_a_person_says(socket_path: str, cwd: str) -> None:  # K-45
+    """Progress bars go back to the beginning of their line; what was there first must not be gone."""
+    said = "rm -rf ~\rls\x85\u2028\x0cdone"
+    events = [
+        {"type": "tool_execution_start", "toolCallId": "c", "toolName": "bash", "arguments": {"command": said}},
+        {"type": "tool_execution_update", "toolCallId": "c", "outputDelta": said * 2},
+        {"type": "tool_execution_end", "toolCallId": "c", "isError": True},
+    ]
+    failed = {"kind": "model", "message": said}
+    script = answering(cwd, *conversation(*events, outcome="error", error=failed))
+    with ScriptedDaemon(socket_path, script), at_terminal("prompt", "x") as terminal:
+        assert terminal.ends() == 1
+    shown = visible(said)
+    assert r'{"command":"rm -rf ~\rls' in terminal.shown
+    assert f"  {shown}{shown}\r\n" in terminal.shown
+    assert f"loopctl: the run failed: {shown}\r\n" in terminal.shown
+
+
+@pytest.mark.parametrize("command", [["messages"], ["rpc", "session/messages"], ["messages", "--json"]])
+def test_raw_gives_a_terminal_the_bytes(socket_path: str, cwd: str, command: list[str]) -> None:
+    page = {"start": 0, "total": 1, "committed": 1, "messages": [assistant("\u202eolleh") | {"index": 0}]}
+    script = {"runtime/list": {"runtimes": [row(cwd)]}, "session/state": state(cwd), "session/messages": page}
+    with ScriptedDaemon(socket_path, script):
+        for option, expected in ([], r"\u202eolleh"), (["--raw"], "\u202eolleh"):
+            with at_terminal(*command, *option) as terminal:
+                terminal.waits_for(expected)
+                assert terminal.ends() == 0
+
+
+RAW = ["prompt", "resume", "attach", "state", "messages", "sessions", "title", "runtimes", "queue", "approvals", "rpc"]
+
+
+@pytest.mark.parametrize("name", [*RAW, "daemon log"])
+def test_whatever_prints_what_others_said_has_raw(loopctl: Loopctl, name: str) -> None:
+    assert "--raw " in loopctl(*name.split(), "--help").out
 
 
 def test_a_reader_that_goes_away_ends_it_quietly(socket_path: str, cwd: str) -> None:
@@ -145,3 +201,13 @@ def test_a_conversation_at_a_terminal_begins_with_its_title_and_marks(socket_pat
         terminal.waits_for("3 messages of a run of ")  # S-26
         terminal.waits_for("hello")
         assert terminal.ends() == 0
+
+
+def test_what_needs_no_wrapping_takes_no_time() -> None:
+    """`loopctl approvals show` of 20 MB of arguments into a pipe took 13 s."""
+    started = time.process_time()
+    assert wrapped("ü" * 5_000_000, None) == ["ü" * 5_000_000]
+    assert time.process_time() - started < 0.5
+    assert wrapped("", 10) == [""]
+    assert wrapped("日本", 16) == ["日本"]
+    assert wrapped("日本", 3) == ["日", "本"]

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from approving import request
 from queueing import added, changed, item, waiting
 from scripted_daemon import Answer, Loopctl, Peer, ScriptedDaemon, Then, answering, conversation, running, says, state
 
@@ -22,7 +23,9 @@ SETTLED = {"type": "run_settled", "runId": "run2", "outcome": "success", "saved"
 STARTED = RpcError("queue_item_started", "it has started", runId="run2")
 
 
-def busy(cwd: str, *events: Any, ahead: Any = (), then: Callable[[Peer], None] | None = None) -> dict[str, Answer]:
+def busy(
+    cwd: str, *events: Any, ahead: Any = (), asks: Any = (), then: Callable[[Peer], None] | None = None
+) -> dict[str, Answer]:
     """A session where a run goes on and ``ahead`` waits; ``events`` come once somebody waits there."""
     queue = waiting(*ahead, OURS)
 
@@ -36,7 +39,7 @@ def busy(cwd: str, *events: Any, ahead: Any = (), then: Callable[[Peer], None] |
         if then is not None:
             then(peer)
 
-    now = state(cwd, queue=queue, run=running("run1"))
+    now = state(cwd, queue=queue, run=running("run1"), approvals=[*asks])
     return answering(cwd, run=running("run1")) | {"queue/add": add, "session/state": Then(now, play)}
 
 
@@ -68,9 +71,9 @@ def test_a_prompt_waits_for_its_turn_and_is_followed_as_any_other(
         ran = loopctl("prompt", "--queue", "hello")
     assert (ran.code, ran.out) == (0, "ours\n")
     assert ran.err == "loopctl: queued behind 2; waits for its turn\n"
-    [request] = daemon.asked("queue/add")
-    assert (request["sessionId"], request["content"]) == ("s1", "hello")
-    assert request["requestId"]
+    [sent] = daemon.asked("queue/add")
+    assert (sent["sessionId"], sent["content"]) == ("s1", "hello")
+    assert sent["requestId"]
     assert daemon.asked("session/prompt") == []
 
 
@@ -121,6 +124,15 @@ def test_no_wait_prints_the_item_or_the_run(socket_path: str, cwd: str, loopctl:
             assert json.loads(ran.out) == {name: id, "sessionId": "s1"}
         else:
             assert ran.out == f"{name} {id}\nsessionId s1\n"
+
+
+def test_a_prompt_that_waits_for_a_person_too_says_so(socket_path: str, cwd: str, loopctl: Loopctl) -> None:  # A-3
+    with ScriptedDaemon(socket_path, busy(cwd, *FIRST, SETTLED, asks=[request()])):
+        ran = loopctl("prompt", "--queue", "hello")
+    assert ran.err == (
+        "loopctl: queued behind 1; waits for its turn\n"
+        "loopctl: the run waits for an approval; `loopctl approvals` shows it\n"
+    )
 
 
 def test_what_others_do_to_the_queue_does_not_end_the_wait(socket_path: str, cwd: str, loopctl: Loopctl) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from itertools import pairwise
+from typing import Any
 
 import model_bench as bench
+import msgspec
 import pytest
 import trio
 from hypothesis import given
@@ -14,6 +16,7 @@ from trio.testing import MockClock
 
 from loop_protocol.v1.types import ImageBlock, Message, TextBlock, ToolCallBlock
 from loopd.agent import ModelError, Reply, TextDelta
+from loopd.agent.tools import session_tools
 from loopd.models import ECHO
 
 ECHOES = bench.catalogue("http://127.0.0.1:1/v1").resolve(ECHO)
@@ -91,14 +94,43 @@ async def test_slow_takes_ten_seconds_a_word_at_a_time(autojump_clock: MockClock
         ("shell: echo hi", "bash", {"command": "echo hi"}),
         ("shell:for i in 1 2; do\n  echo $i\ndone", "bash", {"command": "for i in 1 2; do\n  echo $i\ndone"}),
         ("read src/a b.py", "read", {"path": "src/a b.py"}),
+        ("escalate: id", "bash", {"command": "id", "escalate": True, "justification": "practice/echo was asked to"}),
+        ("write a.txt: hello", "write", {"path": "a.txt", "content": "hello"}),
+        ("write my notes.txt:\n one\n\ntwo: 2", "write", {"path": "my notes.txt", "content": " one\n\ntwo: 2"}),
+        ("write /x/y:z", "write", {"path": "/x/y", "content": "z"}),
+        ("edit a b.txt: old => new", "edit", {"path": "a b.txt", "oldText": "old", "newText": "new"}),
+        ("edit a: x => y => z", "edit", {"path": "a", "oldText": "x", "newText": "y => z"}),
+        ("edit a: gone =>", "edit", {"path": "a", "oldText": "gone", "newText": ""}),
+        ("edit a: b\nc => d\ne", "edit", {"path": "a", "oldText": "b\nc", "newText": "d\ne"}),
     ],
 )
-async def test_a_tool_is_called_even_where_it_is_not_offered(asked: str, name: str, arguments: dict[str, str]) -> None:
+async def test_a_tool_is_called_even_where_it_is_not_offered(asked: str, name: str, arguments: dict[str, Any]) -> None:
     assert (await ask(bench.user(7, asked))).content == [ToolCallBlock("practice_7", name, arguments)]
+
+
+@pytest.mark.parametrize(
+    "asked", ["write a: x", "edit a: x => y", "read a", "shell: true"], ids=lambda asked: asked.split()[0]
+)
+async def test_its_arguments_are_those_of_the_tool(asked: str) -> None:
+    [call] = (await ask(bench.user(7, asked))).content
+    assert isinstance(call, ToolCallBlock)
+    [tool] = [tool for tool in session_tools(bash_timeout_s=1) if tool.name == call.name]
+    msgspec.convert(call.arguments, tool.parameters)
 
 
 async def test_what_only_looks_like_a_command_is_echoed() -> None:
     for text in ("shell:", "read ", "read a\nb", "fail now", "slowly", "please shell: ls"):
+        assert await text_of(text) == text
+    for text in (
+        "write",
+        "write a.txt",
+        "write a.txt:",
+        "write : x",
+        "write a\nb: x",
+        "edit a: b",
+        "edit a: => x",
+        "escalate:",
+    ):
         assert await text_of(text) == text
 
 

@@ -10,13 +10,22 @@ from typing import Any
 import msgspec
 import pytest
 import trio
+from asking import Asking, answer, asks, pending
 from inprocess import PlayedModel, Probe, Wire, World, call, running, text
 
 from loop_protocol.client import Client
 from loop_protocol.trio_client import open_client
 from loop_protocol.v1.errors import RpcError
-from loop_protocol.v1.events import DaemonState, EventsLost, ServerEventParams, SessionListed, SessionRemoved
-from loop_protocol.v1.types import SessionRow
+from loop_protocol.v1.events import (
+    ApprovalRequested,
+    ApprovalResolved,
+    DaemonState,
+    EventsLost,
+    ServerEventParams,
+    SessionListed,
+    SessionRemoved,
+)
+from loop_protocol.v1.types import ApprovalRequest, SessionRow
 from loopd import event_log
 from loopd.agent import TextDelta
 from loopd.storage.fs import FileSystem
@@ -176,6 +185,32 @@ async def test_a_drain_is_told_from_its_beginning_over_each_run_to_its_end(tmp_p
         assert await _told(watcher) == [DaemonState(draining=True, runs=0, pending_saves=[])]
         await wire.call("server/drain", {"cancel": True})
         assert await _told(watcher) == [DaemonState(draining=False, runs=0, pending_saves=[])]
+
+
+async def test_what_tools_of_all_sessions_ask_is_told_with_what_it_came_to(tmp_path: Path) -> None:  # A-1 A-2
+    async with running(tmp_path, model=PlayedModel([asks(), asks(), text("hi")]), tools=[Asking()]) as world:
+        watcher, wire = await world.connect(), await world.connect()
+        await watcher.call("server/watch")
+        runs: list[str] = []
+        told: list[Any] = []
+        for _ in range(2):
+            new = {"cwd": world.cwd, "session": {"kind": "memory"}, "runtimeId": "new"}
+            opened = await wire.call("runtime/open", new)
+            runs.append(await wire.prompt(opened["sessionId"]))
+            with trio.fail_after(10):
+                while len(told) < len(runs):  # one after the other, or the second could be the first that asks
+                    told += await _told(watcher)
+        listed = msgspec.convert(await pending(watcher), list[ApprovalRequest])
+        assert told == [ApprovalRequested(request) for request in listed]
+        assert listed[0].session_id != listed[1].session_id
+        await answer(wire, listed[0].approval_id, "rejected", feedback="no")
+        await wire.call("session/abort", {"sessionId": listed[1].session_id})
+        rejected, cancelled = await _told(watcher)
+        assert (rejected.approval_id, rejected.outcome, rejected.feedback) == (listed[0].approval_id, "rejected", "no")
+        assert rejected.by.startswith("a client (pid ")
+        assert cancelled == ApprovalResolved(listed[1].approval_id, listed[1].session_id, "cancelled")
+        await wire.call("run/wait", {"runId": runs[0]})
+        assert await _told(watcher) == []
 
 
 async def test_only_who_asked_is_told_in_order_from_then_on_and_asking_again_changes_nothing(tmp_path: Path) -> None:

@@ -46,11 +46,18 @@ class Moments(trio.abc.Instrument):
     cancellation ends that wait, and right before it goes on, where it comes too late for it.
 
     ``begin`` is called before the first step, ``act`` at moment ``at``; ``places`` is what stood there on the stack at
-    each, the innermost last. ``watched`` says whether the run that is meant is the one that goes on.
+    each, the innermost last. ``watched`` says whether the run that is meant is the one that goes on, ``within`` which
+    part of it.
     """
 
     def __init__(
-        self, watched: Callable[[], bool], *, at: int = 0, act: Callable[[], None], begin: Callable[[], None]
+        self,
+        watched: Callable[[], bool],
+        *,
+        at: int = 0,
+        act: Callable[[], None],
+        begin: Callable[[], None],
+        within: str = "Runs._perform",
     ) -> None:
         self.places: list[list[str]] = []
         self.hit: list[str] | None = None
@@ -58,6 +65,7 @@ class Moments(trio.abc.Instrument):
         self._at = at
         self._act = act
         self._begin: Callable[[], None] | None = begin
+        self._within = within
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
         self._moment(task)
@@ -68,7 +76,7 @@ class Moments(trio.abc.Instrument):
 
     def _moment(self, task: trio.lowlevel.Task) -> None:
         place = stack(task)
-        if "Runs._perform" not in place or not self._watched():
+        if self._within not in place or not self._watched():
             return
         if self._begin is not None:
             begin, self._begin = self._begin, None

@@ -96,8 +96,13 @@ async def test_permission_and_model_change_what_the_model_is_told_and_no_message
         assert systems[0] == systems[6]
         for earlier, later in zip(model.asked, model.asked[1:], strict=False):
             assert later.encoded.startswith(earlier.encoded)
-        for system in systems:
-            assert system.encode() not in stored
+        # What it was told is kept apart, as far as it changed, with the place of the change (S-19).
+        kept = [record for line in stored.splitlines() if (record := json.loads(line)).get("type") == "instructions"]
+        assert [(one["messages"], list(one["sections"])) for one in kept] == [
+            (before + 1, ["role", "environment", "permission", "guidance"]),
+            *((before + 1 + 4 * number, ["permission"]) for number in (1, 2, 3)),
+        ]
+        assert all(one["sections"]["permission"] in systems[2 * number] for number, one in enumerate(kept))
         state = await wire.call("session/state", ask)
         await wire.call("runtime/dispose", {"runtimeId": opened["runtimeId"]})
         again = await wire.call("runtime/open", {"cwd": world.cwd, "session": {"kind": "open", "path": opened["path"]}})
@@ -118,7 +123,9 @@ async def test_what_is_kept_of_runs_is_no_message_and_comes_back_with_them(tmp_p
         state = await wire.call("session/state", {"sessionId": opened["sessionId"]})
         lines = Path(opened["path"]).with_name("history.jsonl").read_bytes().splitlines()
         records = [json.loads(line) for line in lines]
-        apart = [one for one in records if "role" not in one]
+        [prompt] = [one for one in records if one.get("type") == "instructions"]
+        assert prompt == records[1]
+        apart = [one for one in records if "role" not in one and one is not prompt]
         assert [(one["type"], one["runId"]) for one in apart] == [("run", run["runId"]) for run in runs]
         assert [one["timing"] for one in apart] == state["timings"]
         await wire.call("runtime/dispose", {"runtimeId": opened["runtimeId"]})

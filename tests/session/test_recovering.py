@@ -36,6 +36,11 @@ def decoded(body: bytes) -> EventParams:
     return msgspec.json.decode(msgspec.json.encode(msgspec.json.decode(body)["params"]), type=EventParams)
 
 
+def lines_of_messages(world: World) -> list[bytes]:
+    history = world.session().core.history
+    return [history.line(index) for index in range(history.messages)]
+
+
 class Crash:
     """The files of the session in ``world`` as they are at one moment, which is all that a killed daemon leaves."""
 
@@ -319,7 +324,7 @@ async def test_wherever_a_daemon_is_killed_what_was_seen_is_saved_or_recoverable
         await wire.event("run_settled")
         trio.lowlevel.remove_instrument(steps)
         crashes.append(Crash(world, tmp_path / "left" / "last"))
-        whole = list(world.session().core.history.lines)
+        whole = lines_of_messages(world)
         await wire.call("runtime/dispose", {"runtimeId": opened["runtimeId"]})
         offered = set()
         for crash in crashes:
@@ -331,7 +336,7 @@ async def test_wherever_a_daemon_is_killed_what_was_seen_is_saved_or_recoverable
             if left:
                 await wire.call("session/recover", {"sessionId": opened["sessionId"]})
                 world.session().core.history.require_paired()
-                assert world.session().core.history.lines[:left] == whole[:left]
+                assert lines_of_messages(world)[:left] == whole[:left]
             again = await wire.call("session/prompt", {"sessionId": opened["sessionId"], "content": "x", "wait": True})
             assert (again["outcome"], again["saved"]) == ("success", True)
             await wire.call("runtime/dispose", {"runtimeId": opened["runtimeId"]})

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 import trio
+from asking import RULE, Asking, answer, asks, pending, requested
 from inprocess import PlayedModel, Probe, World, call, running, text
 from seats import PNG, Held, seated
 from test_saving import Breaking
@@ -17,7 +18,7 @@ from titling import ALL, Namer, hangs, say, state, title
 
 from loop_protocol.replica import fold
 from loop_protocol.v1.errors import RpcError
-from loop_protocol.v1.events import EventParams, RunStarted
+from loop_protocol.v1.events import ApprovalResolved, EventParams, RunStarted
 from loop_protocol.v1.types import SessionState
 from loopd.agent import ModelError, Reply, TextDelta, ThinkingDelta, ToolCallDelta
 
@@ -163,6 +164,38 @@ async def test_a_replica_does_not_see_the_old_queue_in_the_session_that_follows(
         await seat.wire.call("runtime/newSession", {"runtimeId": seat.runtime_id, "discardQueue": True})
         trio.lowlevel.remove_instrument(watching)
     require_law(watching, at_least=5)
+
+
+async def test_a_replica_follows_what_tools_ask(tmp_path: Path) -> None:  # A-1 A-5
+    plays = [asks("a", rules=[RULE]), asks("b"), asks("c"), text("x"), asks("d"), text("x"), asks("e")]
+    async with seated(tmp_path, *plays, tools=[Asking()]) as seat:
+        watching = Watching(seat.world)
+        trio.lowlevel.add_instrument(watching)
+        run_id = await seat.prompt(approvalTimeoutMs=50)
+        await answer(seat.wire, await requested(seat.wire), "allowed-session")
+        await answer(seat.wire, await requested(seat.wire), "rejected", feedback="no")
+        assert (await seat.over(run_id))["outcome"] == "success"  # the third one waits too long
+        await seat.prompt(approvals="reject", wait=True)
+        run_id = await seat.prompt()
+        while not (await seat.state())["approvals"]:
+            pass
+        await seat.add("later")
+        await seat.stop(run_id)
+        replaced = await seat.wire.call("runtime/newSession", {"runtimeId": seat.runtime_id, "discardQueue": True})
+        run_id = await seat.wire.prompt(replaced["sessionId"])
+        while not (pending_now := await pending(seat.wire)):
+            pass
+        await answer(seat.wire, pending_now[0]["approvalId"])
+        while not (pending_now := await pending(seat.wire)):
+            pass
+        await seat.wire.call("session/stop", {"sessionId": replaced["sessionId"], "runId": run_id})
+        trio.lowlevel.remove_instrument(watching)
+        told = [params.event for params in seat.wire.events]
+    require_law(watching, at_least=40)
+    assert {len(state.approvals) for state in watching.snapshots.values()} == {0, 1}
+    outcomes = [event.outcome for event in told if isinstance(event, ApprovalResolved)]
+    ways = ["allowed-session", "rejected", "timed-out", "unavailable", "cancelled", "allowed-once", "cancelled"]
+    assert outcomes == ways
 
 
 async def test_titles_and_what_they_take_can_be_followed_too(tmp_path: Path) -> None:  # T-11

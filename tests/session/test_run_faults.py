@@ -146,7 +146,7 @@ async def test_a_bug_in_the_session_closes_it_with_a_rescue_copy_and_no_other(  
         assert closed.event.reason == "fault"  # type: ignore[union-attr]
         rescue = closed.event.rescue  # type: ignore[union-attr]
         assert rescue
-        assert (Path(rescue) / "history.jsonl").read_bytes().count(b"\n") == 3
+        assert (Path(rescue) / "history.jsonl").read_bytes().count(b"\n") == 4
         assert [p.event.__struct_config__.tag for p in wire.events].count("run_settled") == 1
         fine = await wire.call("session/prompt", {"sessionId": other["sessionId"], "content": "hi", "wait": True})
         assert fine["outcome"] == "success"

@@ -1,8 +1,8 @@
 """Random lives of sessions, over a real store and a real socket, against a plain model of what the rules promise.
 
-Prompts, settings, receipts, pins, titles, disks that break at any call and are repaired, flushes, disposals,
+Prompts, approvals, settings, receipts, pins, titles, disks that break at any call and are repaired, flushes, disposals,
 reopenings, clean restarts and crashes. After each step the daemon, the files and the model must agree (I-2, I-4, I-5,
-I-6; S-3, S-6…S-9, S-14…S-16, S-28). ``LOOPD_TEST_LIVES`` says how many.
+I-6; S-3, S-6…S-9, S-14…S-16, S-28), and nothing of an approval is in a file (A-5). ``LOOPD_TEST_LIVES`` says how many.
 """
 
 from __future__ import annotations
@@ -15,22 +15,27 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import hypothesis
 import trio
+from asking import REASON, Asking, answer, asks, pending
 from guest import Guest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from inprocess import PlayedModel, Probe, Wire, call, running, text
 
 from loop_protocol.v1.errors import RpcError
+from loop_protocol.v1.types import ApprovalOutcome
 from loopd.agent import ModelError
+from loopd.agent.permissions import answer_for
+from loopd.core.messages import NOT_ALLOWED
 from loopd.storage import files
 from loopd.storage.fs import FileSystem
 
 STUMBLING = ["pin", "rename", "model", "read", "prompt"]
 LIVES = int(os.environ.get("LOOPD_TEST_LIVES", "40"))
+ANSWERED = ["allowed-once", "rejected"]
 WORDS = st.sampled_from(["alpha", "beta", "gamma", "delta", "ein längeres Wort", "e\u0301 😀"])
 
 
@@ -108,7 +113,7 @@ class Lives(RuleBasedStateMachine):
     def start(self) -> None:
         self.model = PlayedModel([text("so be it")])
         self.world, self._leave = self.guest.enter(
-            running(self.root, model=self.model, tools=[Probe()], fs=self.fs, rescue_roots=[])
+            running(self.root, model=self.model, tools=[Probe(), Asking()], fs=self.fs, rescue_roots=[])
         )
         self.wire: Wire = self.guest.call(self.world.connect)
 
@@ -207,6 +212,54 @@ class Lives(RuleBasedStateMachine):
             kept.title = said
         assert result["saved"] or self._disk_failed()
         self._saved(ok=result["saved"])
+
+    @precondition(lambda self: self.now is not None and not self.now.pending)
+    @rule(word=WORDS, outcome=st.sampled_from([*ANSWERED, "unavailable", "timed-out", "cancelled", "dispose", "crash"]))
+    def is_asked(self, word: str, outcome: str) -> None:
+        kept, hits = self.now, self.fs.hits
+        assert kept is not None
+        self.counter += 1
+        said = f"{word} {self.counter}"
+        self.model.turns, self.model.plays = 0, [asks(said), text("done")]
+        policy: dict[str, Any] = {"unavailable": {"approvals": "reject"}, "timed-out": {"approvalTimeoutMs": 1}}
+        run_id = self._ask("session/prompt", sessionId=self.session_id, content=said, **policy.get(outcome, {}))[
+            "runId"
+        ]
+        if outcome not in policy:
+            approval_id = self.guest.call(self._is_pending)
+            self._is_not_stored(approval_id)
+            assert self._refused("title/rename", sessionId=self.session_id, text="never") == "approvals_pending"
+        if outcome in ANSWERED:
+            self.guest.call(answer, self.wire, approval_id, outcome)
+        elif outcome == "cancelled":
+            assert self._ask("session/stop", sessionId=self.session_id, runId=run_id)["stopped"]
+        elif outcome == "crash":
+            self.crashes()
+            return
+        refused = self._refused("runtime/dispose", runtimeId=self.runtime_id) if outcome == "dispose" else None
+        assert refused in (None, "save_failed")
+        result = self._ask("run/wait", runId=run_id)
+        self.hits_before = hits
+        told = "did " + said if outcome == "allowed-once" else _TOLD[outcome]
+        kept.live += [said, "", told, *(["done"] if told != NOT_ALLOWED else [])]
+        kept.title = kept.title or said
+        assert result["outcome"] == ("cancelled" if told == NOT_ALLOWED else "success")
+        assert result["saved"] or self._disk_failed()
+        self._saved(ok=result["saved"])
+        if outcome == "dispose" and refused is None:
+            self.now = None
+
+    async def _is_pending(self) -> str:
+        while not (found := await pending(self.wire)):  # noqa: ASYNC110 the run is on its way to it
+            pass
+        approval_id: str = found[0]["approvalId"]
+        return approval_id
+
+    def _is_not_stored(self, approval_id: str) -> None:
+        """Its reason is not in the conversation either."""
+        found = b"".join(path.read_bytes() for path in (self.root / "data").rglob("*") if path.is_file())
+        assert approval_id.encode() not in found
+        assert REASON.encode() not in found
 
     def _saved(self, *, ok: bool) -> None:
         kept = self.now
@@ -440,6 +493,11 @@ async def _failing(_request: Any, _say: Callable[[Any], None]) -> Any:
     raise ModelError("bad_request", "the provider refuses")
 
 
+_TOLD = {
+    **{outcome: answer_for(outcome, None) or "" for outcome in get_args(ApprovalOutcome)},
+    "cancelled": NOT_ALLOWED,
+    "dispose": NOT_ALLOWED,
+}
 _OURS = ("alpha", "beta", "gamma", "delta", "ein", "e\u0301")
 
 

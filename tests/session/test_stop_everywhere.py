@@ -71,7 +71,7 @@ PHASES = {
     "Watched.run": "tool",
     "Bash.run": "bash",
     "Saving.journal": "journal of a message",
-    "_Context.take_inputs": "journal of what steers",
+    "Context.take_inputs": "journal of what steers",
     "Saving.save": "last save",
 }
 
@@ -517,8 +517,8 @@ class Life:
 
 
 def phase_of(place: list[str]) -> str:
-    if "_Context.take_inputs" in place:
-        return PHASES["_Context.take_inputs"]
+    if "Context.take_inputs" in place:
+        return PHASES["Context.take_inputs"]
     return next((PHASES[name] for name in reversed(place) if name in PHASES), "begin")
 
 

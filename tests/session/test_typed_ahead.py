@@ -1,7 +1,8 @@
-"""Random lives of a session whose people type ahead, steer, stop and resume, against a plain model of the rules.
+"""Random lives of a session whose people type ahead, steer, stop, resume and are asked, against a plain model of the
+rules.
 
 What an input makes the model do is said in its text, so a queue can be followed by thought alone. After each step the
-daemon, its files, the replica of every client and the plain model must agree (Q-1…Q-5, I-1, I-2, I-8, I-9).
+daemon, its files, the replica of every client and the plain model must agree (Q-1…Q-5, A-1…A-6, I-1, I-2, I-8, I-9).
 ``LOOPD_TEST_LIVES`` says how many.
 """
 
@@ -20,7 +21,9 @@ import hypothesis
 import model_bench as bench
 import msgspec
 import outcome
+import pytest
 import trio
+from asking import RULE, Asking
 from checked_model import CheckedModel, asked
 from guest import Guest
 from hypothesis import strategies as st
@@ -30,7 +33,7 @@ from test_saving import Breaking
 
 from loop_protocol.replica import fold
 from loop_protocol.v1.errors import RpcError
-from loop_protocol.v1.events import MessageStart, QueueChanged, RunSettled, RunStarted
+from loop_protocol.v1.events import ApprovalRequested, Event, MessageStart, QueueChanged, RunSettled, RunStarted
 from loop_protocol.v1.types import SessionState, ThinkingBlock
 from loopd.agent import ModelError, Reply, TextDelta, ThinkingDelta, ToolOutcome, ToolScope
 from loopd.core.history import History
@@ -40,7 +43,8 @@ from loopd.storage.fs import FileSystem
 
 LIVES = int(os.environ.get("LOOPD_TEST_LIVES", "40"))
 STRENGTH = [None, "draining", "save_failed", "error", "stopped"]
-HANGS = ["hangs in text", "hangs in thinking", "hangs in a tool", "hangs in a retry"]
+ASKS = "asks in a tool"
+HANGS = ["hangs in text", "hangs in thinking", "hangs in a tool", ASKS, "hangs in a retry"]
 PLAYS = [
     "answers",
     "answers",
@@ -53,6 +57,9 @@ PLAYS = [
     "uses a tool, then fails partly",
 ]
 CALLS = {"uses a tool": ["probe"], "uses three": ["probe"] * 3, "hangs in a tool": ["probe", "hang", "probe"]}
+CALLS[ASKS] = ["probe", "ask", "probe"]
+WAYS = st.sampled_from(["allowed-once", "allowed-once", "allowed-session", "rejected"])
+POLICIES = st.sampled_from(["wait", "wait", "reject"])
 PICTURE = {"type": "image", "mimeType": "image/png", "data": "AAAA"}
 
 
@@ -74,6 +81,7 @@ class Waiting:
     steer: bool
     picture: bool
     request: str
+    approvals: str = "wait"
     id: str = ""
     revision: int = 1
 
@@ -101,12 +109,14 @@ class Rules:
     requests: dict[str, str] = field(default_factory=dict)  # what was sent under which id, of all that has started
     begun: int = 0  # where the run's messages begin
     steered: int = 0
+    approvals: str = "wait"  # what the run that goes on says of them
+    granted: bool = False
 
     def refusal(self, *, unsaved: bool = True, draining: bool = True) -> str | None:
         if self.draining and draining:
             return "draining"
         if self.hangs:
-            return "session_busy"
+            return "approvals_pending" if self.hangs == ASKS else "session_busy"
         return "pending_save" if self.unsaved and unsaved else None
 
     def pause(self, reason: str, *, why: bool = False) -> None:
@@ -140,10 +150,10 @@ class Rules:
         if item in self.queue:
             self.take(item)
         self.gone.append(item.id)
-        self.begin(item.said, item.request)
+        self.begin(item.said, item.request, item.approvals)
 
-    def begin(self, said: str, request: str | None) -> None:
-        self.begun = len(self.history)
+    def begin(self, said: str, request: str | None, approvals: str) -> None:
+        self.begun, self.approvals = len(self.history), approvals
         self._hear(said, request)
         self.go_on()
 
@@ -159,7 +169,7 @@ class Rules:
 
     def go_on(self, *, resumed: bool = False) -> None:
         if resumed:
-            self.begun = len(self.history)
+            self.begun, self.approvals = len(self.history), "wait"
         self.runs += 1
         self._turns()
 
@@ -171,7 +181,9 @@ class Rules:
             if act in CALLS:
                 self.history.append(("assistant", "", "toolUse"))
                 self._results(CALLS[act])
-            if act in HANGS:
+            if act == ASKS and (self.granted or self.approvals == "reject"):
+                self._answered("" if self.granted else "error")
+            elif act in HANGS:
                 self.hangs = act
                 return
             if act == "fails partly":
@@ -187,9 +199,12 @@ class Rules:
 
     def _results(self, names: list[str], ending: str = "") -> None:
         for name in names:
-            if name == "hang" and not ending:
+            if name in ("hang", "ask") and not ending:
                 return
             self.history.append(("toolResult", "error" if ending == "stopped" else "", ""))
+
+    def _answered(self, result: str) -> None:
+        self.history += [("toolResult", result, ""), ("toolResult", "", "")]
 
     def _steer(self) -> bool:
         entered = False
@@ -207,15 +222,18 @@ class Rules:
             entered = True
         return entered
 
-    def let_go(self) -> None:
-        """What hung goes on."""
+    def let_go(self, answer: str) -> None:
+        """What hung goes on. ``answer``: if it asked."""
         said, _ = self.stops()
         act, self.hangs = self.hangs, None
-        if act == "hangs in a tool":
+        if act == ASKS:
+            self.granted |= answer == "allowed-session"
+            self._answered("error" if answer == "rejected" else "")
+        elif act == "hangs in a tool":
             self._results(["hang", "probe"], "done")
         else:
             self.history.append(("assistant", f"half re: {said}" if act == "hangs in text" else f"re: {said}", "stop"))
-        if not self._steer() and act != "hangs in a tool":
+        if not self._steer() and act not in CALLS:
             self._end("success")
         else:
             self._turns()
@@ -224,7 +242,7 @@ class Rules:
         act, self.hangs = self.hangs, None
         if act == "hangs in text":
             self.history.append(("assistant", "half", "aborted"))
-        if act == "hangs in a tool":
+        if act in CALLS:
             self._results(["hang", "probe"], "stopped")
         self._end("cancelled")
 
@@ -275,7 +293,7 @@ class Rules:
 
     def reopened(self) -> None:
         self.queue, self.paused, self.why, self.hangs = [], None, False, None
-        self.settled, self.runs, self.gone = [], 0, []
+        self.settled, self.runs, self.gone, self.granted = [], 0, [], False
 
     def crash(self) -> None:
         """Only what is saved is there, and what the journal has of the run."""
@@ -318,11 +336,23 @@ class Stage:
         self.at = None
         self._gate.set()
 
+    def is_told(self, event: Event) -> None:
+        """A run that asks hangs."""
+        if isinstance(event, ApprovalRequested):
+            self.show()
+        else:
+            self.at = None
+
     async def respond(self, request: Any, say: Callable[[Any], None]) -> Reply:
         said, stops = asked(request)
         act = next_act(said, stops)
         if act in CALLS:
-            calls = [block for n, name in enumerate(CALLS[act]) for block in call(name, id=f"c{n}").content]
+            rules = {"ask": {"rules": [RULE]}}
+            calls = [
+                block
+                for n, name in enumerate(CALLS[act])
+                for block in call(name, id=f"c{n}", **rules.get(name, {})).content
+            ]
             return Reply([ThinkingBlock("hm", "sealed"), *calls], call().usage, "toolUse")
         match act:
             case "answers":
@@ -390,7 +420,7 @@ class TypedAhead(RuleBasedStateMachine):
             running(
                 self.root,
                 model=self.model,
-                tools=[Probe(), Hanging(self.stage)],
+                tools=[Probe(), Hanging(self.stage), Asking()],
                 fs=self.disk,
                 rescue_roots=[],
             )
@@ -407,6 +437,7 @@ class TypedAhead(RuleBasedStateMachine):
         opened = self.guest.call(self.wire.call, "runtime/open", {"cwd": self.world.cwd, "session": kind})
         self.runtime_id, self.session_id, self.path = opened["runtimeId"], opened["sessionId"], opened["path"]
         self.session = self.stage.session = self.world.session_of(self.session_id)
+        self.session.core.approvals.observe = self.stage.is_told
         self.clients: list[Client] = []
         self._attach(self.wire)
         self.seen = 0
@@ -475,28 +506,35 @@ class TypedAhead(RuleBasedStateMachine):
         self.counter += 1
         return f"{self.counter}#{play}"
 
-    @rule(play=st.sampled_from(PLAYS))
-    def prompts(self, play: str) -> None:
+    @rule(play=st.sampled_from(PLAYS), approvals=POLICIES)
+    def prompts(self, play: str, approvals: str = "wait") -> None:
         said, expected = self._text(play), self.rules.refusal()
-        assert self._refused("session/prompt", content=said) == expected
+        assert self._refused("session/prompt", content=said, approvals=approvals) == expected
         if expected is None:
             self._did("prompt")
             self._begins()
-            self.rules.begin(said, None)
+            self.rules.begin(said, None, approvals)
 
     def _begins(self) -> None:
         self.met_a_broken_disk = self.rules.broken
 
-    @rule(play=st.sampled_from(PLAYS), steer=st.booleans(), picture=st.sampled_from([False] * 5 + [True]))
-    def adds(self, play: str, steer: bool, picture: bool) -> None:
+    @rule(
+        play=st.sampled_from(PLAYS),
+        steer=st.booleans(),
+        picture=st.sampled_from([False] * 5 + [True]),
+        approvals=POLICIES,
+    )
+    def adds(self, play: str, steer: bool, picture: bool, approvals: str = "wait") -> None:
         said = self._text(play)
         content = [{"type": "text", "text": said}, PICTURE] if picture else said
         self.sent.append((f"r{self.counter}", content, said, picture))
-        self._add(*self.sent[-1], steer=steer)
+        self._add(*self.sent[-1], steer=steer, approvals=approvals)
 
-    def _add(self, request: str, content: Any, said: str, picture: bool, *, steer: bool) -> None:
-        rules, params = self.rules, {"content": content, "steer": steer, "requestId": request}
-        item = Waiting(said, steer, picture, request)
+    def _add(
+        self, request: str, content: Any, said: str, picture: bool, *, steer: bool, approvals: str = "wait"
+    ) -> None:
+        rules, params = self.rules, {"content": content, "steer": steer, "requestId": request, "approvals": approvals}
+        item = Waiting(said, steer, picture, request, approvals)
         if rules.queue or rules.refusal():
             added = self._ask("queue/add", **params)
             assert "runId" not in added
@@ -537,6 +575,8 @@ class TypedAhead(RuleBasedStateMachine):
         if play is not None:
             changes["content"] = self._text(play)
         edited = self._ask("queue/edit", itemId=item.id, revision=item.revision, **changes)
+        if play is not None and item is self.rules.queue[0]:
+            self.rules.why = False  # what it says now was not tried yet
         # What changes nothing is no edit.
         item.revision += play is not None or changes.get("steer", item.steer) != item.steer
         item.said, item.steer = changes.get("content", item.said), changes.get("steer", item.steer)
@@ -547,7 +587,7 @@ class TypedAhead(RuleBasedStateMachine):
 
     @precondition(lambda self: self.rules.refusal() is None)
     @rule(
-        hang=st.sampled_from([*HANGS[:3], "uses a tool, then hangs in text"]),
+        hang=st.sampled_from([*HANGS[:4], "uses a tool, then hangs in text"]),
         more=st.lists(st.tuples(st.sampled_from(PLAYS), st.booleans()), min_size=1, max_size=4),
         then=st.sampled_from(["goes on", "goes on", "is stopped", "is resumed", "hangs", "crash", "crash and recover"]),
     )
@@ -641,8 +681,25 @@ class TypedAhead(RuleBasedStateMachine):
             self._did(f"stopped: {self.rules.hangs}")
             self.rules.stop()
 
-    @rule()
-    def goes_on(self) -> None:
+    @precondition(lambda self: self.rules.refusal() is None)
+    @rule(
+        approvals=POLICIES, then=st.lists(st.sampled_from(["answer", "stop", "hang"]), min_size=1, max_size=3), way=WAYS
+    )
+    def is_asked(self, approvals: str, then: list[str], way: str) -> None:
+        """Again and again, which what was allowed for the session makes an end of."""
+        for one in then:
+            if self.rules.refusal() is not None:
+                return
+            self.prompts(ASKS, approvals)
+            self.all_agree()
+            if one == "answer":
+                self.goes_on(way)
+            elif one == "stop":
+                self.stops(all_of_it=False)
+            self.all_agree()
+
+    @rule(answer=WAYS)
+    def goes_on(self, answer: str = "allowed-once") -> None:
         if self.rules.hangs in (None, "hangs in a retry"):
             return
 
@@ -650,9 +707,22 @@ class TypedAhead(RuleBasedStateMachine):
             self.stage.let_go()
             await self._quiet()
 
-        self.guest.call(let_go)
-        self.rules.let_go()
+        if self.rules.hangs == ASKS:
+            self._answers(answer)
+        else:
+            self.guest.call(let_go)
+        self.rules.let_go(answer)
         self._did("hung run that went on")
+
+    def _answers(self, decision: str) -> None:
+        """By whoever comes, of what is listed; once."""
+        [request] = self.guest.call(self.wire.call, "approval/list", {})["approvals"]
+        params = {"approvalId": request["approvalId"], "decision": decision}
+        self.guest.call(self._answered, "approval/resolve", params)
+        with pytest.raises(RpcError) as late:
+            self.guest.call(self.clients[-1].wire.call, "approval/resolve", params)
+        assert (late.value.kind, late.value.data["outcome"]) == ("approval_not_pending", decision)
+        self._did(f"asked: {decision}")
 
     @rule()
     def resumes(self) -> None:
@@ -696,7 +766,7 @@ class TypedAhead(RuleBasedStateMachine):
         if repaired and rules.broken:
             self.breaks_or_is_repaired()
         if rules.hangs:
-            assert self._refused("session/flush") == "session_busy"
+            assert self._refused("session/flush") == ("approvals_pending" if rules.hangs == ASKS else "session_busy")
         elif rules.unsaved and rules.broken:
             assert self._refused("session/flush") == "save_failed"
         else:
@@ -857,6 +927,8 @@ class TypedAhead(RuleBasedStateMachine):
         assert (state.paused, state.error is not None) == (rules.paused, rules.why)
         assert rules.hangs or rules.paused or not rules.queue, "an idle session with a queue that is not paused"
         assert (self.session.run is not None) == (rules.hangs is not None)
+        assert len(self.session.core.approvals.pending) == (rules.hangs == ASKS)
+        assert list(self.session.core.approvals.grants) == ([RULE] if rules.granted else [])
 
     def the_conversation_is_what_the_rules_say(self) -> None:
         page = self.guest.call(self.wire.call, "session/messages", {"sessionId": self.session_id})

@@ -1,30 +1,47 @@
-"""What an edit changed, as a short unified diff."""
+"""What a change does to a text, as a unified diff: short for the model, longer for a person who is asked for it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
 
-from loopd.agent.tools.excerpt import head_of
+from loopd.agent.tools.excerpt import LINES, head_of
 
 CONTEXT = 3
 # Comparing takes up to the square of it.
 MOST_LINES = 1000
 _SHOWN_LINES = 120
 _SHOWN_BYTES = 8 * 1024
+_ASKED_BYTES = 64 * 1024
 
 
 def difference(before: str, after: str) -> str:
     """Hunks as ``diff -u`` writes them, within bounds."""
+    old, new, start = _middle(before, after)
+    if len(old) + len(new) > MOST_LINES:
+        return f"[changed within the lines {start + 1} to {start + len(new)}]"
+    return _bounded(_hunks(old, new, start), lines=_SHOWN_LINES, size=_SHOWN_BYTES, rest="is left out")
+
+
+def for_people(before: str, after: str) -> str:
+    """The same, with more of it: for who has to decide about it. What was spread widely is one hunk, uncompared."""
+    old, new, start = _middle(before, after)
+    hunks = _hunks(old, new, start) if len(old) + len(new) <= MOST_LINES else _uncompared(old, new, start)
+    return _bounded(hunks, lines=LINES, size=_ASKED_BYTES, rest="is left out here; the arguments say what is new")
+
+
+def _middle(before: str, after: str) -> tuple[Sequence[str], Sequence[str], int]:
+    """The lines of both that differ, with what is around them, and how many come before."""
     old, new = _lines(before), _lines(after)
     start, end = _common(old, new)
     start, end = max(0, start - CONTEXT), max(0, end - CONTEXT)
-    old, new = old[start : len(old) - end], new[start : len(new) - end]
-    if len(old) + len(new) > MOST_LINES:
-        return f"[changed within the lines {start + 1} to {start + len(new)}]"
-    text = "\n".join(_hunks(old, new, start))
-    shown = head_of(text, lines=_SHOWN_LINES, size=_SHOWN_BYTES)
-    return text if shown == text else f"{shown}\n[the rest of the difference is left out]"
+    return old[start : len(old) - end], new[start : len(new) - end], start
+
+
+def _bounded(hunks: Iterator[str], *, lines: int, size: int, rest: str) -> str:
+    text = "\n".join(hunks)
+    shown = head_of(text, lines=lines, size=size)
+    return text if shown == text else f"{shown}\n[the rest of the difference {rest}]"
 
 
 def _lines(text: str) -> list[str]:
@@ -50,6 +67,12 @@ def _hunks(old: Sequence[str], new: Sequence[str], start: int) -> Iterator[str]:
             else:
                 yield from (_shown("-", line) for line in old[a:b])
                 yield from (_shown("+", line) for line in new[c:d])
+
+
+def _uncompared(old: Sequence[str], new: Sequence[str], start: int) -> Iterator[str]:
+    yield f"@@ -{_range(start, 0, len(old))} +{_range(start, 0, len(new))} @@"
+    yield from (_shown("-", line) for line in old)
+    yield from (_shown("+", line) for line in new)
 
 
 def _range(start: int, first: int, stop: int) -> str:

@@ -5,6 +5,7 @@ What is not UTF-8 is refused rather than converted, so a byte that was not named
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from bisect import bisect_left
@@ -14,12 +15,12 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from loopd.agent import ToolOutcome, ToolScope
+from loopd.agent.protected import NOTHING, Protected
+from loopd.agent.tools.changing import MOST, change
 from loopd.agent.tools.difference import difference
-from loopd.agent.tools.files import locate, on_disk, open_regular, replace_file
-from loopd.agent.tools.outcomes import forbidden, told
+from loopd.agent.tools.files import locate
+from loopd.agent.tools.pinned import Seen
 
-# The thread that works on the text shares the interpreter with everybody else: 25 ms at the worst, measured.
-MOST = 4 * 1024 * 1024
 _NAMED = 8
 
 Span = tuple[int, int]
@@ -40,19 +41,20 @@ class Edit:
     )
     parameters: type[Struct] = EditArguments
 
+    def __init__(self, protected: Protected = NOTHING) -> None:
+        self._protected = protected
+
     async def run(self, arguments: EditArguments, scope: ToolScope) -> ToolOutcome:
-        if refusal := forbidden(scope.permission, what="changing files"):
-            return refusal
         path = locate(arguments.path, scope)
-        return await on_disk(path, partial(_edit, path, arguments))
+        plan = partial(_edit, path, arguments)
+        return await change("edit", path, plan, scope=scope, protected=self._protected)
 
 
 # --- in a thread ------------------------------------------------------------------------------------------------------
 
 
-def _edit(path: str, arguments: EditArguments) -> ToolOutcome:
-    target = os.path.realpath(path)
-    text, status = _read(target)
+def _edit(path: str, arguments: EditArguments, seen: Seen | None) -> tuple[bytes, str]:
+    text = _text(seen)
     spans = find(text, arguments.old_text, overlapping=not arguments.all)
     if not spans:
         raise ValueError(_missing(text, arguments.old_text))
@@ -61,22 +63,21 @@ def _edit(path: str, arguments: EditArguments) -> ToolOutcome:
     changed = substitute(text, spans, arguments)
     if changed == text:
         raise ValueError("nothing changes: oldText and newText are the same")
-    replace_file(target, changed.encode(), before=status)
     places = f" in {len(spans)} places" if len(spans) > 1 else ""
-    return told(f"changed {path}{places}\n{difference(text, changed)}")
+    return changed.encode(), f"changed {path}{places}\n{difference(text, changed)}"
 
 
-def _read(path: str) -> tuple[str, os.stat_result]:
-    with open(open_regular(path), "rb") as file:
-        status = os.fstat(file.fileno())
-        data = file.read(MOST + 1)
-    if len(data) > MOST:
-        raise ValueError(f"it has {status.st_size} bytes, and edit takes at most {MOST}: use a command")
+def _text(seen: Seen | None) -> str:
+    if seen is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    if seen.content is None:  # it grew while it was read
+        raise ValueError(f"it has more than {MOST} bytes: use a command")
     try:
         # A byte order mark is a character like any other, and stays unless it is named.
-        return data.decode(), status
+        return seen.content.decode()
     except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8 text (byte {error.start} is {data[error.start]:#04x}): use a command") from None
+        byte = seen.content[error.start]
+        raise ValueError(f"not UTF-8 text (byte {error.start} is {byte:#04x}): use a command") from None
 
 
 def find(text: str, wanted: str, *, overlapping: bool) -> list[Span]:

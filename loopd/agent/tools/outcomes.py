@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from loop_protocol.v1.types import Permission, TextBlock
-from loopd.agent import ToolOutcome
+from loop_protocol.v1.types import TextBlock
+from loopd.agent import Ask, ToolOutcome, ToolScope
 
 
 def told(text: str, *, is_error: bool = False) -> ToolOutcome:
     return ToolOutcome([TextBlock(text)], is_error)
 
 
-def forbidden(permission: Permission, *, what: str) -> ToolOutcome | None:
-    """None where the preset allows to change things. Until approvals come only ``danger-full-access`` does."""
-    if permission == "danger-full-access":
+async def refused(scope: ToolScope, ask: Ask) -> ToolOutcome | None:
+    """None where the preset allows everything, or a person allows this."""
+    if scope.permission == "danger-full-access":
         return None
-    return told(
-        f"The permission preset of this session is {permission}, which forbids {what}. Only the person can change it, "
-        "while the session is idle: loopctl prompt --permission danger-full-access",
-        is_error=True,
-    )
+    answer = await scope.ask(ask)
+    return None if answer is None else told(answer, is_error=True)

@@ -25,7 +25,8 @@ from types import TracebackType
 
 import trio
 
-from loopd.agent.tools.procfs import Process, below, kill, mark_of, process_table
+from loopd.agent.tools.enclosure import Enclose, Entry
+from loopd.agent.tools.procfs import Process, below, kill, mark_of, process_table, send
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +53,11 @@ def become_subreaper() -> None:
         raise OSError(ctypes.get_errno(), "PR_SET_CHILD_SUBREAPER")
 
 
-async def start(argv: Sequence[str], *, cwd: str, env: Mapping[str, str], umask: int) -> Tree:
-    """Enter the answer at once. Raises OSError, or ValueError for a NUL byte.
+async def start(
+    argv: Sequence[str], *, cwd: str, env: Mapping[str, str], umask: int, enclose: Enclose | None = None
+) -> Tree:
+    """Enter the answer at once. Raises OSError, or ValueError for a NUL byte, and what ``enclose`` raises, which is
+    called in the thread that starts it.
 
     ``umask`` is the person's: the daemon's 077 is for its own files. All limits are those that it was started with.
     """
@@ -61,7 +65,7 @@ async def start(argv: Sequence[str], *, cwd: str, env: Mapping[str, str], umask:
     await trio.lowlevel.checkpoint_if_cancelled()  # behind it the thread starts, whatever is cancelled
     try:
         await trio.to_thread.run_sync(
-            partial(tree._come_up, argv, cwd, {**env, MARK: tree.token}, umask),
+            partial(tree._come_up, argv, cwd, {**env, MARK: tree.token}, umask, enclose),
             limiter=trio.CapacityLimiter(1),  # a dead working directory holds this thread and no other call's
             abandon_on_cancel=True,
         )
@@ -74,9 +78,11 @@ async def start(argv: Sequence[str], *, cwd: str, env: Mapping[str, str], umask:
 
 class Tree:
     """One command under way: ``async with`` it. The shell stays a zombie until the group is killed, so that neither its
-    pid nor its group's can come to mean anything else."""
+    pid nor its group's can come to mean anything else. In an enclosure that process is bubblewrap's, which ends with
+    the shell in it and with its exit code; all else in there dies with its first process, which is in the group."""
 
     __slots__ = (
+        "_entry",
         "_given_up",
         "_output",
         "_pidfd",
@@ -84,6 +90,7 @@ class Tree:
         "_seen",
         "_settled",
         "_turn",
+        "entered",
         "pid",
         "returncode",
         "since",
@@ -94,6 +101,8 @@ class Tree:
         self.token = secrets.token_hex(8)  # not the call's id, which providers repeat
         self.pid: int | None = None  # None while it is being started
         self.returncode: int | None = None
+        self._entry: Entry | None = None
+        self.entered = False  # after the end: whether the command ran in its enclosure
         # When the first of the calls started that have overlapped ever since, in the ticks of /proc/PID/stat.
         now = int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
         self.since: int = min((tree.since for tree in _running.copy().values()), default=now)
@@ -118,6 +127,14 @@ class Tree:
         """To the whole group."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._popen.pid, number)
+
+    async def terminate(self) -> None:
+        """SIGTERM to the group. In an enclosure to those in it only: the process around them would end at once, and
+        none of them could tidy up (K-23)."""
+        if self._entry is None:
+            self.signal(signal.SIGTERM)
+        else:
+            await trio.to_thread.run_sync(self._terminate_inside, limiter=_sweeping, abandon_on_cancel=True)
 
     async def __aenter__(self) -> Tree:
         return self
@@ -160,17 +177,26 @@ class Tree:
         if self.returncode is None:
             self.signal(signal.SIGKILL)
             self.returncode = self._popen.poll()
+        if self._entry is not None:
+            self.entered = self._entry.close()
         os.close(self._pidfd)
         os.close(self._output)
 
     # --- in a thread --------------------------------------------------------------------------------------------------
 
-    def _come_up(self, argv: Sequence[str], cwd: str, env: Mapping[str, str], umask: int) -> None:
+    def _come_up(
+        self, argv: Sequence[str], cwd: str, env: Mapping[str, str], umask: int, enclose: Enclose | None
+    ) -> None:
         _running[self.token] = self
         try:
+            if enclose is not None:
+                self._entry = entry = Entry(enclose())
+                argv, env = entry.argv(argv), entry.env(env)
             self._spawn(argv, cwd, env, umask)
         except BaseException:  # it did not come up: nobody may look for it
             _running.pop(self.token, None)
+            if self._entry is not None:
+                self._entry.close()
             self._settle()
             raise
         if not self._settle():
@@ -189,12 +215,15 @@ class Tree:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 umask=umask,
+                pass_fds=self._entry.passed if self._entry else (),
             )
         except BaseException:  # there is no process to read from
             os.close(self._output)
             raise
         finally:
             os.close(write)
+        if self._entry is not None:
+            self._entry.taken()
         self._pidfd = self._open_pidfd()
         self.pid = self._popen.pid
 
@@ -219,7 +248,7 @@ class Tree:
         with self._turn:
             self._given_up = not self._turn.wait_for(lambda: self._settled, CLEANUP_S)
             if self._given_up:
-                del _running[self.token]  # no call under way: the orphans of the others are not held up by it
+                _running.pop(self.token, None)  # no call under way: the orphans of the others are not held up by it
                 log.warning("a tool call did not start within %s s of being stopped", CLEANUP_S)
             return not self._given_up and self.pid is not None
 
@@ -236,6 +265,12 @@ class Tree:
                 time.sleep(0.01)
         finally:
             self._close()
+
+    def _terminate_inside(self) -> None:
+        # Of the group, as without an enclosure. Its first process ignores it, being the first of its namespace.
+        for process in below(process_table(), self._popen.pid):
+            if process.session == self._popen.pid:
+                send(process, signal.SIGTERM)
 
     def _see(self) -> None:
         found = list(below(process_table(), self._popen.pid))

@@ -61,11 +61,15 @@ def mark_of(pid: int, name: str) -> str | None:
 
 
 def kill(process: Process) -> None:
+    send(process, signal.SIGKILL)
+
+
+def send(process: Process, number: int) -> None:
     with suppress(OSError):  # it ended meanwhile, or is not ours to kill
         descriptor = os.pidfd_open(process.pid)
         try:
             now = _stat(process.pid)
             if now is not None and now[1].key == process.key:
-                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                signal.pidfd_send_signal(descriptor, number)
         finally:
             os.close(descriptor)

@@ -14,10 +14,12 @@ from msgspec import Meta, Struct
 
 from loop_protocol.v1.types import ImageBlock, TextBlock
 from loopd.agent import ToolOutcome, ToolScope
+from loopd.agent.protected import NOTHING, Protected
 from loopd.agent.tools import images
 from loopd.agent.tools.excerpt import BYTES, LINES, head_of
 from loopd.agent.tools.files import locate, on_disk, open_regular
 from loopd.agent.tools.outcomes import told
+from loopd.agent.tools.pinned import pinned, real_path, require_allowed
 
 _BLOCK = 64 * 1024
 
@@ -37,21 +39,33 @@ class Read:
     )
     parameters: type[Struct] = ReadArguments
 
+    def __init__(self, protected: Protected = NOTHING) -> None:
+        self._protected = protected
+
     async def run(self, arguments: ReadArguments, scope: ToolScope) -> ToolOutcome:
         path = locate(arguments.path, scope)
-        return await on_disk(path, partial(_read, path, arguments, sees="image" in scope.accepts))
+        protected = NOTHING if scope.permission == "danger-full-access" else self._protected
+        return await on_disk(path, partial(_read, path, arguments, protected, sees="image" in scope.accepts))
 
 
 # --- in a thread ------------------------------------------------------------------------------------------------------
 
 
-def _read(path: str, arguments: ReadArguments, *, sees: bool) -> ToolOutcome:
-    with open(open_regular(path), "rb", buffering=0) as file:
+def _read(path: str, arguments: ReadArguments, protected: Protected, *, sees: bool) -> ToolOutcome:
+    with open(_opened(path, protected), "rb", buffering=0) as file:
         type = images.image_type(file.read(images.HEAD))
         file.seek(0)
         if type is not None:
             return _image(file, type, path) if sees else told(_unseen(file, type))
         return told(_text(file, arguments.offset or 1, min(arguments.limit or LINES, LINES), path))
+
+
+def _opened(path: str, protected: Protected) -> int:
+    if not protected.paths:
+        return open_regular(path)
+    with pinned(real_path(path)) as place:
+        require_allowed(place, protected)
+        return place.open()
 
 
 def _image(file: FileIO, type: str, path: str) -> ToolOutcome:

@@ -5,15 +5,13 @@ A link is followed as a shell's ``>`` follows it: what it leads to is replaced, 
 
 from __future__ import annotations
 
-import errno
-import os
-from functools import partial
-
 from msgspec import Struct
 
 from loopd.agent import ToolOutcome, ToolScope
-from loopd.agent.tools.files import locate, make_directories, on_disk, replace_file, require_regular
-from loopd.agent.tools.outcomes import forbidden, told
+from loopd.agent.protected import NOTHING, Protected
+from loopd.agent.tools.changing import change
+from loopd.agent.tools.files import locate
+from loopd.agent.tools.pinned import Seen
 
 
 class WriteArguments(Struct, frozen=True, forbid_unknown_fields=True):
@@ -29,35 +27,16 @@ class Write:
     )
     parameters: type[Struct] = WriteArguments
 
+    def __init__(self, protected: Protected = NOTHING) -> None:
+        self._protected = protected
+
     async def run(self, arguments: WriteArguments, scope: ToolScope) -> ToolOutcome:
-        if refusal := forbidden(scope.permission, what="changing files"):
-            return refusal
-        path = locate(arguments.path, scope)
-        work = partial(_write, path, arguments.content.encode(), cwd=scope.cwd, umask=scope.env.umask)
-        return await on_disk(path, work)
+        path, data = locate(arguments.path, scope), arguments.content.encode()
 
+        def plan(seen: Seen | None) -> tuple[bytes, str]:
+            size = f"{len(data)} bytes"
+            if seen is None:
+                return data, f"created {path}: {size}"
+            return data, f"replaced {path}: {size} instead of {seen.status.st_size}"
 
-# --- in a thread ------------------------------------------------------------------------------------------------------
-
-
-def _write(path: str, data: bytes, *, cwd: str, umask: int) -> ToolOutcome:
-    if not os.path.isdir(cwd):  # or it would be made again (K-12)
-        raise FileNotFoundError(errno.ENOENT, f"the working directory {cwd} does not exist any more")
-    if not os.path.basename(path):
-        raise IsADirectoryError(errno.EISDIR, "a directory, not a file")
-    target = os.path.realpath(path)
-    before = _status(target)
-    if before is None:
-        make_directories(os.path.dirname(target), umask=umask)
-    replace_file(target, data, before=before, umask=umask)
-    done = "created" if before is None else "replaced"
-    return told(f"{done} {path}: {len(data)} bytes" + ("" if before is None else f" instead of {before.st_size}"))
-
-
-def _status(path: str) -> os.stat_result | None:
-    try:
-        status = os.stat(path)
-    except FileNotFoundError:
-        return None
-    require_regular(status, path)
-    return status
+        return await change("write", path, plan, scope=scope, protected=self._protected)

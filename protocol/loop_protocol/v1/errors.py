@@ -39,6 +39,9 @@ KINDS: dict[str, Kind] = {
     "nothing_to_resume": Kind(
         APPLICATION, False, "the conversation is empty or ends with a whole answer, and no queue is paused"
     ),
+    "approval_not_pending": Kind(
+        APPLICATION, False, "it is settled already: `data.outcome`, `data.by`; or there is none"
+    ),
     "queue_item_not_found": Kind(APPLICATION, False, "no such item waits in this queue; it may have been removed"),
     "queue_item_started": Kind(APPLICATION, False, "that item is part of the conversation by now: `data.runId`"),
     "conflict": Kind(APPLICATION, False, "it exists with other properties; `data` names what stands in the way"),

@@ -12,6 +12,8 @@ from msgspec import UNSET, Raw, UnsetType, field
 
 from .methods import PendingSave
 from .types import (
+    ApprovalOutcome,
+    ApprovalRequest,
     ErrorInfo,
     ModelRef,
     Outcome,
@@ -105,6 +107,24 @@ class ToolExecutionEnd(Event, frozen=True, tag="tool_execution_end"):
     is_error: bool
 
 
+class ApprovalRequested(Event, frozen=True, tag="approval_requested"):
+    """A tool waits for a person; ``approval/resolve`` answers. Exactly one ``approval_resolved`` follows (A-1). It is
+    told to who attached to the runtime, and to who asked with ``server/watch``."""
+
+    request: ApprovalRequest
+
+
+class ApprovalResolved(Event, frozen=True, tag="approval_resolved"):
+    """It is settled. ``by``: the client that answered, if one did, by its name and process; ``feedback``: what it told
+    the model."""
+
+    approval_id: str
+    session_id: str
+    outcome: ApprovalOutcome
+    by: str | None = None
+    feedback: str | None = None
+
+
 class RetryWait(Event, frozen=True, tag="retry_wait"):
     """The model could not be asked for ``reason``, and will be again at ``until_at``; a stop ends the wait at once."""
 
@@ -183,7 +203,7 @@ class SessionClosed(Event, frozen=True, tag="session_closed", kw_only=True):
 
 class EventsLost(Event, frozen=True, tag="events_lost", kw_only=True):
     """This client read too slowly: the events ``from``…``to`` are gone for it. Attach again for a snapshot; after
-    ``server/watch`` ask ``session/list`` and ``server/status`` again."""
+    ``server/watch`` ask ``session/list``, ``approval/list`` and ``server/status`` again."""
 
     first: int = field(name="from")
     last: int = field(name="to")
@@ -198,6 +218,8 @@ AnyEvent = (
     | ToolExecutionStart
     | ToolExecutionUpdate
     | ToolExecutionEnd
+    | ApprovalRequested
+    | ApprovalResolved
     | RetryWait
     | QueueChanged
     | SessionChanged
@@ -248,7 +270,7 @@ class DaemonState(Event, frozen=True, tag="daemon_state", kw_only=True):
     pending_saves: list[PendingSave]
 
 
-AnyServerEvent = SessionListed | SessionRemoved | DaemonState | EventsLost
+AnyServerEvent = SessionListed | SessionRemoved | DaemonState | ApprovalRequested | ApprovalResolved | EventsLost
 
 SERVER_EVENTS: dict[str, type[Event]] = {str(event.__struct_config__.tag): event for event in AnyServerEvent.__args__}
 

@@ -11,7 +11,10 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from .types import (
+    ApprovalOutcome,
+    ApprovalRequest,
     DamagedSession,
+    Decision,
     ErrorInfo,
     ModelRef,
     Outcome,
@@ -102,7 +105,16 @@ class PendingSave(Wire, frozen=True, kw_only=True):
     path: str | None = None
 
 
+class SandboxStatus(Wire, frozen=True):
+    """Whether commands of restricted presets run in a sandbox here; where not, why, and each of them asks."""
+
+    works: bool
+    reason: str | None = None
+
+
 class ServerStatus(Wire, frozen=True, kw_only=True):
+    """``sandbox`` is missing until it was tried, right after the start."""
+
     version: str
     pid: int
     uptime_ms: int
@@ -116,6 +128,7 @@ class ServerStatus(Wire, frozen=True, kw_only=True):
     socket: str
     data_dir: str
     counters: dict[str, int]
+    sandbox: SandboxStatus | None = None
 
 
 class DescribeResult(Wire, frozen=True):
@@ -232,6 +245,7 @@ class RuntimeRow(Wire, frozen=True, kw_only=True):
     path: str | None = None
     title: Title | None = None
     queued: int = 0
+    pending_approvals: int = 0
 
 
 class RuntimeListResult(Wire, frozen=True):
@@ -336,7 +350,17 @@ class TextInput(Params, frozen=True, tag_field="type", tag="text"):
 Content = str | list[TextInput | ImageInput]
 
 
-class PromptParams(Params, frozen=True, kw_only=True):
+class ApprovingParams(Params, frozen=True, kw_only=True):
+    """What becomes of a run's requests for approval. ``approvals``: with ``reject`` they are settled at once, as
+    ``unavailable``, while no client is attached that can approve (capability ``approvals``); ``wait`` is the default
+    (A-6). ``approval_timeout_ms``: how long each may wait for its answer; for ever where it is missing. A repeat of a
+    ``request_id`` changes neither."""
+
+    approvals: Literal["wait", "reject"] = "wait"
+    approval_timeout_ms: Limit | None = None
+
+
+class PromptParams(ApprovingParams, frozen=True, kw_only=True):
     session_id: Identifier
     content: Content
     request_id: RequestId | None = None
@@ -363,6 +387,12 @@ class StopParams(Params, frozen=True):
 
 class StopResult(Wire, frozen=True):
     stopped: bool
+
+
+class ResumeParams(ApprovingParams, frozen=True, kw_only=True):
+    """What it says of approvals is for the run that it resumes; a queued input has its own."""
+
+    session_id: Identifier
 
 
 class ResumeResult(Wire, frozen=True):
@@ -456,8 +486,9 @@ class TitleCancelResult(Wire, frozen=True):
 ItemId = Annotated[str, Meta(min_length=1, max_length=128)]
 
 
-class QueueAddParams(Params, frozen=True, kw_only=True):
-    """The same ``request_id`` with the same content is the same item; once that has started, ``queue_item_started``."""
+class QueueAddParams(ApprovingParams, frozen=True, kw_only=True):
+    """The same ``request_id`` with the same content is the same item; once that has started, ``queue_item_started``.
+    What it says of approvals is for the run that it starts, not for one that it steers."""
 
     session_id: Identifier
     content: Content
@@ -494,6 +525,34 @@ class QueueResult(QueuedItem, frozen=True, kw_only=True):
     """The item as it is now, or was when it was removed. ``run_id``: it did not have to wait, and started that run."""
 
     run_id: str | None = None
+
+
+# --- approvals --------------------------------------------------------------------------------------------------------
+
+
+class ApprovalListParams(Params, frozen=True, kw_only=True):
+    """Without ``session_id``: of all sessions."""
+
+    session_id: Identifier | None = None
+
+
+class ApprovalListResult(Wire, frozen=True):
+    """What waits for an answer, the oldest first."""
+
+    approvals: list[ApprovalRequest]
+
+
+class ApprovalResolveParams(Params, frozen=True, kw_only=True):
+    """``feedback`` goes with ``rejected``: it is what the model is told."""
+
+    approval_id: Identifier
+    decision: Decision
+    feedback: Annotated[str, Meta(max_length=65536)] | None = None
+
+
+class ApprovalResolveResult(Wire, frozen=True, kw_only=True):
+    approval_id: str
+    outcome: ApprovalOutcome
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
@@ -558,7 +617,7 @@ _TABLE = (
     Method("session/prompt", PromptParams, PromptResult, "start a run; answers at acceptance", starts_work=True),
     Method("session/stop", StopParams, StopResult, "end that run; answers when it is settled"),
     Method("session/abort", SessionParams, StopResult, "cancel and drain everything of the session"),
-    Method("session/resume", SessionParams, ResumeResult, "go on with stopped or failed work", starts_work=True),
+    Method("session/resume", ResumeParams, ResumeResult, "go on with stopped or failed work", starts_work=True),
     Method("session/flush", SessionParams, FlushResult, "write a snapshot whose save failed"),
     Method("session/recover", SessionParams, RecoverResult, "take over the messages of a run that a crash cut off"),
     Method("session/setModel", SetModelParams, SetModelResult, "choose the model"),
@@ -576,6 +635,8 @@ _TABLE = (
     Method("queue/edit", QueueEditParams, QueueResult, "change an input that waits"),
     Method("queue/move", QueueMoveParams, QueueResult, "change when its turn comes"),
     Method("queue/remove", QueueRemoveParams, QueueResult, "take it out; answers what it was"),
+    Method("approval/list", ApprovalListParams, ApprovalListResult, "what waits for a person's answer"),
+    Method("approval/resolve", ApprovalResolveParams, ApprovalResolveResult, "answer one; the first answer holds"),
     Method("run/wait", RunParams, RunResult, "wait until a run is settled; always a result"),
     Method("model/list", NoParams, ModelListResult, "what can be chosen here, and why the rest cannot"),
 )

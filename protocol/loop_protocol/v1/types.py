@@ -22,6 +22,8 @@ Permission = Literal["read-only", "workspace-write", "danger-full-access"]
 Outcome = Literal["success", "error", "cancelled"]
 StopReason = Literal["stop", "toolUse", "length", "error", "aborted"]
 SessionKind = Literal["persistent", "draft", "memory"]
+Decision = Literal["allowed-once", "allowed-session", "rejected"]
+ApprovalOutcome = Literal["allowed-once", "allowed-session", "rejected", "cancelled", "timed-out", "unavailable"]
 
 
 class ModelRef(Wire, frozen=True):
@@ -227,10 +229,42 @@ class QueueState(Wire, frozen=True):
     error: ErrorInfo | None = None
 
 
+class ApprovalRequest(Wire, frozen=True, kw_only=True):
+    """What a tool wants to do and may not by itself, with all that is needed to decide it (A-1, A-8).
+
+    ``arguments`` are the exact ones of the call. ``reason``: why it takes a person. ``justification``: what the model
+    says of it. ``sandbox``: what the call may do without an approval. ``rules``: what ``allowed-session`` would
+    allow for as long as the session is open; where there are none ``rulesRefused`` says why, and that decision is
+    refused. Of a file: its real ``path``, the ``diff``, and ``sha256Before`` of its content, none where it is new; what
+    is approved is that change of that content. ``expiresAt``: when it is ``timed-out``, if ever.
+    """
+
+    approval_id: str
+    runtime_id: str
+    session_id: str
+    run_id: str
+    tool_call_id: str
+    tool_name: str
+    arguments: dict[str, Any]
+    operation: Literal["command", "write", "edit"]
+    reason: str
+    cwd: str
+    sandbox: str
+    created_at: int
+    rules: list[str] = []
+    rules_refused: str | None = None
+    justification: str | None = None
+    path: str | None = None
+    diff: str | None = None
+    sha256_before: str | None = None
+    expires_at: int | None = None
+
+
 class SessionState(Wire, frozen=True, kw_only=True):
     """Everything about a session but its messages. Folding events over it gives the later state (see ``replica``).
     ``title_error``: why no title came by itself the last time, until one succeeds. ``title_usage``: the tokens of all
-    requests for titles since the session was opened, which ``usage`` has nothing of."""
+    requests for titles since the session was opened, which ``usage`` has nothing of. ``grants``: the rules of what was
+    allowed for the session, until it is closed or gets another ``permission``."""
 
     session_id: str
     cwd: str
@@ -246,7 +280,7 @@ class SessionState(Wire, frozen=True, kw_only=True):
     timings: list[PromptTiming]
     tools: list[RunningTool]
     queue: QueueState
-    approvals: list[Raw]
+    approvals: list[ApprovalRequest]
     has_pending_save: bool
     usage: Usage
     runtime_id: str | None = None
@@ -261,6 +295,7 @@ class SessionState(Wire, frozen=True, kw_only=True):
     draft: Draft | None = None
     save_error: str | None = None
     recoverable: Recoverable | None = None
+    grants: list[str] = []
 
 
 class SessionRow(Wire, frozen=True, kw_only=True):
