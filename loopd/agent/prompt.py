@@ -116,13 +116,15 @@ def _from_root(cwd: str) -> list[str]:
 
 def _text(path: str, protected: Protected) -> str | None:
     """A tool may have made it a link to what tools are denied, and the prompt goes to the model (A-7)."""
+    if not os.path.lexists(path):  # the usual case, looked at twice per directory before each prompt
+        return None
     try:
         with pinned(real_path(path)) as place:
             require_allowed(place, protected)
             with open(place.open(), "rb") as file:
                 data = file.read(INSTRUCTIONS_BYTES + 1)
     except (OSError, ValueError):
-        return None  # missing is the usual case; what cannot be read, a FIFO or a directory too, counts as missing
+        return None  # what cannot be read, a FIFO or a directory too, counts as missing
     if len(data) <= INSTRUCTIONS_BYTES:
         return data.decode(errors="replace")
     # Not final: a character that the cut goes through is left out.
