@@ -145,7 +145,7 @@ def replace(place: Pinned, data: bytes, *, seen: Seen | None, umask: int) -> Non
                 above, directory = directory, _make_directory(name, directory, made, umask=umask)
                 opened.callback(os.close, directory)
             _put(place, data, directory, seen=seen, umask=umask)
-        except BaseException:
+        except BaseException:  # stopped or refused, no directory of the attempt stays
             for name, above in reversed(made):
                 with suppress(OSError):  # somebody else uses it already
                     os.rmdir(name, dir_fd=above)
